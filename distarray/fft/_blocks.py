@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, Final
@@ -21,10 +21,16 @@ from distarray.typing import Box, Buffer, Shape
 
 TILE_BYTES: Final = 1 << 20
 """Of a tile, as the complex numbers that come out. Measured on Zen 1, whose second cache has 512
-KiB: 256 KiB to 4 MiB differ by less than a tenth."""
+KiB: 256 KiB and 4 MiB take a sixth to a third longer."""
 
+PLANE_BYTES: Final = 4 << 20
+"""Of axes that a tile has all of: up to so many they are transformed together, beyond one after
+another, each in tiles. Of the processor's last cache half."""
 DEVICE_TILE_BYTES: Final = 64 << 20
 """The same on a GPU, where it bounds what a library allocates; not measured."""
+
+_SPACING: Final = 4
+"""Items between rows of a copy: a cache line of complex128."""
 
 OnTile = Callable[[Buffer, Box], Buffer]
 """Function of a tile and of its place in the block: along axes that are transformed it is all."""
@@ -39,16 +45,16 @@ def _host() -> tuple[Any, bool]:
         return np.fft, False
 
 
-def lines(
+def transform_real(
     block: Buffer, axis: int, length: int, kind: str, norm: str | None, workers: int | None
 ) -> Buffer:
-    """Return `block` transformed along one axis; `kind` is "fft", "ifft", "rfft", ..., "ihfft"."""
+    """Return `block` transformed along an axis; `kind` is "rfft", "irfft", "hfft" or "ihfft"."""
     function, options = _function(block, kind, workers)
     found: Buffer = function(block, n=length, axis=axis, norm=norm, **options)
     return found
 
 
-def planes(
+def transform(
     block: Buffer,
     axes: Sequence[int],
     lengths: Sequence[int],
@@ -56,12 +62,32 @@ def planes(
     norm: str | None,
     workers: int | None,
 ) -> Buffer:
-    """Return `block` transformed along several axes; `kind` is "fft" or "ifft"."""
-    if len(axes) == 1:
-        return lines(block, axes[0], lengths[0], kind, norm, workers)
+    """Return `block` transformed along axes; `kind` is "fft" or "ifft".
+
+    It is copied first, to rows that do not begin a power of two apart: lines across these would
+    keep throwing each other out of the cache. Measured on Zen 1, 256**3 complex128 on two
+    processes: 139 ms instead of 188 for two axes, 92 instead of 147 for the first.
+    """
     function, options = _function(block, f"{kind}n", workers)
-    found: Buffer = function(block, s=[*lengths], axes=[*axes], norm=norm, **options)
-    return found
+    if not _backend.is_numpy(block) or tuple(axes) == (block.ndim - 1,):
+        return function(block, s=[*lengths], axes=[*axes], norm=norm, **options)
+    copy = _spaced_copy(block, dict(zip(axes, lengths, strict=True)))
+    options |= {"overwrite_x": True} if _host()[1] else {"out": copy}
+    return function(copy, axes=[*axes], norm=norm, **options)
+
+
+def _spaced_copy(block: Buffer, lengths: Mapping[int, int]) -> Buffer:
+    """Return a copy of a block in complex numbers, cut off or continued by zeros along axes."""
+    shape = [lengths.get(axis, size) for axis, size in enumerate(block.shape)]
+    dtype = np.result_type(block.dtype, np.complex64)
+    room = np.empty((*shape[:-1], shape[-1] + _SPACING), dtype)
+    copy = room[..., : shape[-1]]
+    kept = tuple(map(min, shape, block.shape))
+    if kept != copy.shape:
+        copy[...] = 0
+    key = tuple(map(slice, kept))
+    copy[key] = block[key]
+    return copy
 
 
 def _function(block: Buffer, name: str, workers: int | None) -> tuple[Any, dict[str, Any]]:

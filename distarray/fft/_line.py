@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.fft._blocks import by_tiles, lines, tile_lengths
+from distarray.fft._blocks import by_tiles, tile_lengths, transform
 from distarray.fft._roots import roots, squares
 from distarray.fft._stages import Send, Task, crop, cut_off, recut
 from distarray.layout import Layout, Replicate, Shard, chunk
@@ -33,9 +33,9 @@ from distarray.ops import from_flat, replace_axes, run_exchange, to_flat
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
-EVEN: Final = 2.0
-"""Largest block, in even parts, up to which factors of the length are taken as they are: a chirp
-moves three times as much, and computes four times as much."""
+EVEN: Final = 1.5
+"""Largest block, in even parts, up to which factors of the length are taken as they are. Chosen: a
+chirp moves and computes more, but twice a block on one of two processes is the whole line."""
 
 
 def make_line(layout: Layout, axis: int, task: Task) -> SixSteps | Chirp:
@@ -103,7 +103,8 @@ class _Line:
     def transform(self, tile: Buffer, axis: int, length: int, forward: bool, norm: Any) -> Buffer:
         """Return a tile transformed along an axis."""
         kind = "fft" if forward else "ifft"
-        return lines(self.task.prepare(tile), axis, length, kind, norm, self.task.workers)
+        tile = self.task.prepare(tile)
+        return transform(tile, (axis,), (length,), kind, norm, self.task.workers)
 
     def weigh(self, block: Buffer, places: list[tuple[Any, ...]]) -> None:
         """Count all frequencies twice but those at `places`."""
@@ -202,7 +203,7 @@ class SixSteps(_Line):
         ]
         column_shape = self._columns.local_shape()
 
-        def transform(block: Any) -> Buffer:
+        def transform_block(block: Any) -> Buffer:
             device = _backend.device_of(block)
             cropped = cut_off(block, self.source, axis)
             block = _memory.empty(self._first.local_shape(), cropped.dtype, device)
@@ -237,7 +238,7 @@ class SixSteps(_Line):
             block = _memory.empty(self.after.local_shape(), self.result, device)
             return run_exchange(leave, out, block)
 
-        return transform
+        return transform_block
 
 
 class Chirp(_Line):
@@ -292,7 +293,7 @@ class Chirp(_Line):
         shape, row_shape = self._columns.local_shape(), self._rows.local_shape()
         scale = _scale(n, self.task.forward, self.task.norm)
 
-        def transform(block: Any) -> Buffer:
+        def transform_block(block: Any) -> Buffer:
             device = _backend.device_of(block)
             chirp: Any = self._transform_chirp(device)
             modulate = self._modulation(start, 1.0)
@@ -343,7 +344,7 @@ class Chirp(_Line):
             demodulate = self._modulation(_own(self.after, axis)[0], scale, True)
             return by_tiles(demodulate, block, out, ())
 
-        return transform
+        return transform_block
 
     def _modulation(
         self, first: int, scale: float, is_last: bool = False

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.fft._blocks import by_tiles, lines, planes
+from distarray.fft._blocks import PLANE_BYTES, OnTile, by_tiles, transform, transform_real
 from distarray.layout import Layout, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
@@ -93,40 +93,70 @@ class Transform:
     sends: tuple[Send, ...] = ()
 
     def __init__(self, before: Layout, axes: Sequence[int], task: Task) -> None:
-        self._before, self._axes, self._task = before, tuple(axes), task
-        shape = [
-            task.given(axis) if axis in axes else size for axis, size in enumerate(before.shape)
-        ]
-        self.after = before.replace(shape=shape)
+        self._before, self._task = before, task
+        self.after = before.replace(shape=_given(before.shape, axes, task))
+        real = [axis for axis in axes if axis == task.real_axis]
+        others = [axis for axis in axes if axis != task.real_axis]
+        self._axes = [*others, *real] if task.real == "out" else [*real, *others]
 
     def bind(self, is_ours: bool) -> Callable[[Buffer], Buffer]:
         """Return the function of a block; complex ones of ours are transformed in place."""
-        before, after, task = self._before, self.after, self._task
-        axes = self._axes
-        real = task.real_axis if task.real_axis in axes else None
-        others = tuple(axis for axis in axes if axis != real)
-        lengths = tuple(map(task.length, others))
-        dtype = task.result if real is not None else task.dtype
-        in_place = is_ours and real is None and before.shape == after.shape
-        norm, workers = task.norm, task.workers
+        task, shape = self._task, self._before.local_shape()
+        passes = []
+        for axes in _groups(self._axes, self.after.local_shape(), task.dtype.itemsize):
+            shape = _given(shape, axes, task)
+            passes.append((axes, shape, _on_tiles(axes, task)))
 
-        def on_tile(tile: Buffer, _: Box) -> Buffer:
-            tile = task.prepare(tile)
-            if real is not None and task.real == "in":
-                tile = lines(tile, real, task.length(real), task.real_kind, norm, workers)
-            if others:
-                tile = planes(tile, others, lengths, task.kind, norm, workers)
-            if real is not None and task.real == "out":
-                tile = lines(tile, real, task.length(real), task.real_kind, norm, workers)
-            return tile
+        def transform_block(block: Buffer) -> Buffer:
+            is_free = is_ours
+            for axes, shape, on_tile in passes:
+                is_last_real = task.real == "out" and task.real_axis in axes
+                dtype = task.result if is_last_real else task.dtype
+                out = block
+                if not is_free or block.dtype != dtype or block.shape != shape:
+                    out = _memory.empty(shape, dtype, _backend.device_of(block))
+                block = by_tiles(on_tile, block, out, axes)
+                is_free = True
+            return block
 
-        def transform(block: Buffer) -> Buffer:
-            out = block
-            if not in_place or block.dtype != dtype:
-                out = _memory.empty(after.local_shape(), dtype, _backend.device_of(block))
-            return by_tiles(on_tile, block, out, axes)
+        return transform_block
 
-        return transform
+
+def _given(shape: Sequence[int], axes: Sequence[int], task: Task) -> tuple[int, ...]:
+    return tuple(task.given(axis) if axis in axes else size for axis, size in enumerate(shape))
+
+
+def _groups(axes: Sequence[int], shape: Sequence[int], itemsize: int) -> list[list[int]]:
+    """Return axes to transform together: as many as leave something in the cache meanwhile."""
+    groups: list[list[int]] = []
+    nbytes = 0
+    for axis in axes:
+        nbytes *= shape[axis]
+        if not groups or nbytes > PLANE_BYTES:
+            groups.append([])
+            nbytes = itemsize * shape[axis]
+        groups[-1].append(axis)
+    return groups
+
+
+def _on_tiles(axes: Sequence[int], task: Task) -> OnTile:
+    """Return the function that transforms axes of a tile."""
+    real = task.real_axis if task.real_axis in axes else None
+    others = tuple(axis for axis in axes if axis != real)
+    lengths = tuple(map(task.length, others))
+    norm, workers = task.norm, task.workers
+
+    def on_tile(tile: Buffer, _: Box) -> Buffer:
+        tile = task.prepare(tile)
+        if real is not None and task.real == "in":
+            tile = transform_real(tile, real, task.length(real), task.real_kind, norm, workers)
+        if others:
+            tile = transform(tile, others, lengths, task.kind, norm, workers)
+        if real is not None and task.real == "out":
+            tile = transform_real(tile, real, task.length(real), task.real_kind, norm, workers)
+        return tile
+
+    return on_tile
 
 
 class Turn:

@@ -59,7 +59,7 @@ def exact(name: str, value: np.ndarray, *args: Any) -> np.ndarray:
     return theirs(wide, *args).astype(theirs(value[..., :2]).dtype)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_cut_line_agrees_with_numpy(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(NAMES))
@@ -163,12 +163,12 @@ def test_line_of_prime_length_takes_an_exchange_of_a_chirp_and_four_of_its_own()
     on_ranks(program)
 
 
-@pytest.mark.parametrize(("n", "most"), [(1 << 14, 3.2), (16411, 10.3)])
+@pytest.mark.parametrize(("n", "most"), [(1 << 14, 3.2), (16411, 10.5)])
 def test_memory_beside_operand_and_result_is_few_blocks(
     n: int, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulated ranks that run in turns keep what others have read until all have gone on."""
-    monkeypatch.setattr(_blocks, "TILE_BYTES", 1 << 13)
+    monkeypatch.setattr(_blocks, "TILE_BYTES", 1 << 14)
     value = items(0, (n,), np.complex128)
     assert peak_memory.scratch(da.fft.fft, value, 4) <= most
 
