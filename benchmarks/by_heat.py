@@ -116,10 +116,11 @@ def selection(name: str, x: np.ndarray, y: np.ndarray) -> Work | None:
     return works.get(name.partition(",")[0])
 
 
-def transform(name: str, shape: tuple[int, ...], block: np.ndarray) -> Work:  # noqa: ARG001
+def transform(name: str, shape: tuple[int, ...], block: np.ndarray) -> Work | None:  # noqa: ARG001
     """Transform all axes of an array that is cut along the first."""
     import heat
 
+    if name.startswith("rfft"):  # 1.8.0 halves the first axis, where NumPy halves the last
+        return None
     x = _array(block, 0)
-    function = heat.fft.rfftn if name.startswith("rfft") else heat.fft.fftn
-    return lambda: function(x)
+    return lambda: heat.fft.fftn(x)
