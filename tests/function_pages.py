@@ -256,7 +256,8 @@ defaults: reductions are over all axes.
   and the result. In blocks of the array, or of the result where that is larger, rounded up to
   halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of
   512 x 512 numbers on simulated ranks; processes of a node read each other's blocks in place, and
-  may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers;
+  may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers (up to
+  8 MiB those that it factorizes in tiles: `cholesky`, `solve`, `inv`, `det`, `slogdet`);
   products have the smaller operand up to 16 MiB, and of more two panels at most, of a block or
   16 MiB each. Functions of polynomials have up to 65,536 coefficients, or points to fit, on every
   rank. `put` and `put_along_axis` have the index, here made by the call, and the numbers and

@@ -163,6 +163,11 @@ class DeviceMesh(Mesh):
                 return found
         return _intern((self.shape, self.axis_names, self.flat_ranks), self._base, device)
 
+    def regrid(self, shape: Shape, axis_names: Sequence[str]) -> DeviceMesh:
+        """Return the mesh of the same processes, in their order, in a grid of another shape."""
+        description = mesh_description(shape, axis_names, self.flat_ranks)
+        return _intern(description, self._base, self.device)
+
     # --- sub-meshes ------------------------------------------------------------------------------
 
     def __getitem__(self, axes: AxisName | tuple[AxisName, ...]) -> DeviceMesh:

@@ -8,8 +8,11 @@ import numpy as np
 
 from distarray.core import BaseArray, check_flag, register, run
 from distarray.errors import ArgumentError
+from distarray.linalg import _tiles
+from distarray.linalg._blocked_cholesky import blocked_cholesky
 from distarray.linalg._tall import is_tall, tall_qr, tall_svd
-from distarray.ops import Axes, matrix_transpose, whole_axes
+from distarray.linalg._tiles import takes_tiles
+from distarray.ops import Axes, conj, matrix_transpose, whole_axes
 
 
 class EigResult(NamedTuple):
@@ -91,12 +94,18 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     LinAlgError
         If a matrix is not square or not positive definite; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
     Distribution: nothing is sent where no matrix is cut; else one all-to-all that cuts a batch axis
-    instead, or, of a single matrix, an all-gather. Peak memory: twice what a process then has.
+    instead, or, of a single matrix up to 8 MiB, an all-gather. Peak memory: twice what a process
+    then has.
+
+    A single matrix that is larger is factorized where it is distributed, in tiles of a block-cyclic
+    distribution, right-looking (Choi, Dongarra et al. 1996): on p processes each receives about
+    n^2 / sqrt(p) items of panels, and its tiles twice. Peak memory: three blocks and two panels of
+    192 columns.
 
     Examples
     --------
@@ -105,8 +114,18 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     [[2. 0.]
      [1. 2.]]
     """
-    options = (("upper", check_flag("cholesky", "upper", upper)),)
+    upper = check_flag("cholesky", "upper", upper)
+    if takes_tiles(x):
+        if upper:
+            return _adjoint(run(blocked_cholesky, (_adjoint(x),), _tiles.WIDTH))
+        return run(blocked_cholesky, (x,), _tiles.WIDTH)
+    options = (("upper", upper),)
     return run(_cholesky, (x,), Axes("ij->ij", None, options))
+
+
+def _adjoint(x: Any) -> Any:
+    turned = matrix_transpose(x)
+    return conj(turned) if x.dtype.kind == "c" else turned
 
 
 def qr(x: Any, /, mode: str = "reduced") -> Any:

@@ -23,14 +23,18 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import read_axes
+from distarray.linalg import _tiles
+from distarray.linalg._elimination import tile_inv, tile_slogdet, tile_solve
 from distarray.linalg._factorizations import svd
 from distarray.linalg._tall import is_tall
+from distarray.linalg._tiles import takes_tiles
 from distarray.ops import (
     Axes,
     LinAlgError,
     abs,
     astype,
     conj,
+    exp,
     matmul,
     matrix_transpose,
     max,
@@ -76,12 +80,13 @@ def inv(x: Any, /) -> Any:
     LinAlgError
         If a matrix is not square or singular; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
     Distribution: nothing is sent where no matrix is cut; else one all-to-all that cuts a batch axis
-    instead, or, of a single matrix, an all-gather. Peak memory: twice what a process then has.
+    instead, or, of a single matrix up to 8 MiB, an all-gather. Peak memory: twice what a process
+    then has. A single matrix that is larger is eliminated as by `solve`, beside the identity.
 
     Examples
     --------
@@ -90,6 +95,8 @@ def inv(x: Any, /) -> Any:
     [[0.25 0.  ]
      [0.   0.25]]
     """
+    if takes_tiles(x):
+        return run(tile_inv, (x,), _tiles.WIDTH)
     return run(_inv, (x,), Axes("ij->ij", None))
 
 
@@ -191,11 +198,16 @@ def solve(x1: Any, x2: Any, /) -> Any:
     ArgumentError
         If the shapes do not fit together.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `inv`, of both arrays.
+    Distribution: as for `inv`, of both arrays. A single matrix of more than 8 MiB that is cut is
+    eliminated where it is distributed, in tiles of a block-cyclic distribution, with pivots that a
+    tournament finds (CALU: Grigori, Demmel, Xiang 2011), which may grow a little more than those of
+    partial pivoting. On p processes each receives about 2 n^2 / sqrt(p) items of panels, of
+    right-hand sides twice n / sqrt(p) for each, and its tiles twice. Peak memory: three blocks of
+    each operand and two panels of 192 columns.
 
     Examples
     --------
@@ -205,7 +217,9 @@ def solve(x1: Any, x2: Any, /) -> Any:
     """
     x1, x2 = normalize_operands("solve", (x1, x2))
     if getattr(x2, "ndim", 0) == 1:
-        return run(_solve, (x1, x2[:, None]), Axes("ij,ik->ik", None))[..., 0]
+        return solve(x1, x2[:, None])[..., 0]
+    if takes_tiles(x1) and getattr(x2, "ndim", 0) == 2 and len(x1) == len(x2):
+        return run(tile_solve, (x1, x2), _tiles.WIDTH)
     return run(_solve, (x1, x2), Axes("ij,ik->ik", None))
 
 
@@ -227,11 +241,11 @@ def det(x: Any, /) -> Any:
     LinAlgError
         If a matrix is not square.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `inv`.
+    Distribution: as for `inv`, without the identity.
 
     Examples
     --------
@@ -239,6 +253,9 @@ def det(x: Any, /) -> Any:
     >>> print(da.linalg.det(da.eye(2)))
     1.0
     """
+    if takes_tiles(x):
+        sign, logarithm = slogdet(x)
+        return sign * exp(logarithm)
     return run(_det, (x,), Axes("ij->", None))
 
 
@@ -260,11 +277,11 @@ def slogdet(x: Any, /) -> SlogdetResult:
     LinAlgError
         If a matrix is not square.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `inv`.
+    Distribution: as for `inv`, without the identity.
 
     Examples
     --------
@@ -272,6 +289,8 @@ def slogdet(x: Any, /) -> SlogdetResult:
     >>> print(da.linalg.slogdet(da.eye(3)).logabsdet)
     0.0
     """
+    if takes_tiles(x):
+        return SlogdetResult(*run(tile_slogdet, (x,), _tiles.WIDTH))
     return SlogdetResult(*run(_slogdet, (x,), Axes("ij->,", None)))
 
 

@@ -1,0 +1,335 @@
+"""Gaussian elimination of a matrix in tiles, with pivots that a tournament finds (CALU).
+
+Every process of a column of the grid offers rows of the panel, those that partial pivoting takes of
+its own; partial pivoting among these finds the pivots: one round of the tournament of Grigori,
+Demmel and Xiang, "CALU: a communication optimal LU factorization algorithm" (2011). Rows stay with
+the processes that have them. Pivots are told to all of their column of the grid, which needs them
+anyway, and a process keeps the rows that are left below those that have been pivots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from distarray.comm import _backend, _memory, gather_parts, token
+from distarray.core import Call, Layouts, Op, Step
+from distarray.layout import Layout, Replicate, Shard
+from distarray.linalg._tiles import Grid, solve_triangle, subtract_product
+from distarray.ops import LinAlgError
+from distarray.redistribute import redistribute_local
+from distarray.typing import Buffer
+
+_LEAF: Final = 16
+"""Columns that are eliminated one by one; the rest is products."""
+
+
+class _Pivots(NamedTuple):
+    """What all processes know of the rows that a panel has chosen."""
+
+    lower: np.ndarray
+    """Their part of the lower triangle, whose diagonal is 1."""
+    upper: np.ndarray
+    rows: np.ndarray
+    """Their numbers in the matrix, in the order in which they were taken."""
+    by_row: list[np.ndarray]
+    """For each row of the grid, which of the pivots its processes have."""
+    starts: np.ndarray
+    """For each row of the grid, how many of its rows had been pivots before."""
+
+
+class Elimination:
+    """An elimination of a matrix, and of right-hand sides beside it.
+
+    Parameters
+    ----------
+    grid
+    tiles
+        Of the matrix, as `Grid.deal` gives them: overwritten by those of the upper triangle, whose
+        rows are in the order in which this process's were pivots.
+    right
+        Of the right-hand sides, or of none: overwritten as well.
+    number, what
+        What the ranks must agree on, as in `Communicator.views`.
+    """
+
+    def __init__(
+        self, grid: Grid, tiles: np.ndarray, right: np.ndarray, number: int, what: object
+    ) -> None:
+        self._grid, self._tiles, self._right = grid, tiles, right
+        self._number, self._what = number, what
+        self._steps: list[_Pivots] = []
+        height = tiles.shape[1]
+        turn, at = np.divmod(np.arange(height), grid.width)
+        self._rows = (turn * grid.rows + grid.row) * grid.width + at
+        self._places = np.arange(height)
+        self._used = np.zeros(grid.rows, np.int64)
+        width = max(grid.width, right.shape[2])
+        self._scratch = _memory.empty((height, width), tiles.dtype)
+
+    def run(self) -> bool:
+        """Eliminate all columns; false, on all processes, where a pivot is 0."""
+        return all(self._eliminate(k) for k in range(self._grid.count))
+
+    def determinant(self) -> tuple[Any, Any]:
+        """Return the sign of the determinant and the logarithm of its absolute value."""
+        diagonal = np.concatenate([step.upper.diagonal() for step in self._steps])
+        size = abs(diagonal)
+        sign = np.prod(diagonal / size) * _parity(np.concatenate([s.rows for s in self._steps]))
+        return sign.astype(diagonal.dtype), np.log(size).sum()
+
+    def substitute(self) -> np.ndarray:
+        """Return the tiles of the solutions: from the last step to the first, what it has found."""
+        grid, right = self._grid, self._right
+        solution = _memory.empty(right.shape, right.dtype)
+        for k in reversed(range(grid.count)):
+            step = self._steps[k]
+            start = int(step.starts[grid.row])
+            found = self._gather([right], step, grid.count + k)
+            solve_triangle(step.upper, found, lower=False)
+            above = self._share(self._tiles[k // grid.columns, :start], k)
+            at = grid.rows_before(k)
+            for rest, own, values in zip(right, solution, _split(found, right), strict=True):
+                if grid.row == k % grid.rows:
+                    own[at : at + grid.width] = values
+                subtract_product(rest[:start], above, values, self._scratch)
+        return solution
+
+    def _eliminate(self, k: int) -> bool:
+        grid, right = self._grid, self._right
+        step = self._choose_pivots(k)
+        self._steps.append(step)
+        if not step.upper.diagonal().all():
+            return False
+        mine, used = step.by_row[grid.row], int(step.starts[grid.row])
+        left = used + len(mine)
+        self._bring_forward(step.rows[mine], used, grid.columns_before(k))
+        self._used += [len(one) for one in step.by_row]
+        after = self._tiles[grid.columns_before(k + 1) :]
+        top = self._gather([after, right], step, k)
+        solve_triangle(step.lower, top, lower=True)
+        if grid.column == k % grid.columns:
+            panel = self._tiles[k // grid.columns, left:]
+            solve_triangle(step.upper.T, panel.T, lower=True)
+        below = self._share(self._tiles[k // grid.columns, left:], k)
+        edge = len(after) * grid.width
+        for tiles, rows in ((after, top[:, :edge]), (right, top[:, edge:])):
+            for tile, values in zip(tiles, _split(rows, tiles), strict=True):
+                tile[used:left] = values[mine]
+                subtract_product(tile[left:], below, values, self._scratch)
+        return True
+
+    def _choose_pivots(self, k: int) -> _Pivots:
+        """Return the pivots of a panel, which one process finds among those that all offer."""
+        grid, width = self._grid, self._grid.width
+        told, rows = np.empty((width, width), self._tiles.dtype), np.empty(width, np.int64)
+        starts = self._used.copy()
+        if grid.column == k % grid.columns:
+            used = int(starts[grid.row])
+            panel = self._tiles[k // grid.columns, used:]
+            chosen = eliminate_panel(panel.copy())[:width]
+            offers = np.minimum(self._tiles.shape[1] - starts, width)
+            root = k % grid.rows
+            is_root = grid.row == root
+            values = np.empty((offers.sum(), width), told.dtype) if is_root else None
+            names = np.empty(offers.sum(), np.int64) if is_root else None
+            grid.down.gather(panel[chosen], values, [*(offers * width)], root)
+            grid.down.gather(self._rows[used:][chosen], names, [*offers], root)
+            if values is not None and names is not None:
+                order = eliminate_panel(values)[:width]
+                told[...], rows[...] = values[:width], names[order]
+        grid.everyone.broadcast(told, grid.owner(k))
+        grid.everyone.broadcast(rows, grid.owner(k))
+        owners = rows // width % grid.rows
+        by_row = [np.flatnonzero(owners == row) for row in range(grid.rows)]
+        lower = np.tril(told, -1) + np.eye(width, dtype=told.dtype)
+        return _Pivots(lower, np.triu(told), rows, by_row, starts)
+
+    def _bring_forward(self, rows: np.ndarray, used: int, first: int) -> None:
+        """Exchange rows of this process, so that pivots follow those that have been ones."""
+        grid, width = self._grid, self._grid.width
+        sources = self._places[rows // (width * grid.rows) * width + rows % width]
+        targets = np.arange(used, used + len(rows))
+        out = targets[~np.isin(targets, sources)]
+        targets = np.concatenate([targets, sources[sources >= used + len(rows)]])
+        sources = np.concatenate([sources, out])
+        self._rows[targets] = names = self._rows[sources]
+        self._places[names // (width * grid.rows) * width + names % width] = targets
+        for tiles in (self._tiles[first:], self._right):
+            tiles[:, targets] = tiles[:, sources]
+
+    def _gather(self, parts: Sequence[np.ndarray], step: _Pivots, salt: int) -> np.ndarray:
+        """Return the pivots' rows of some columns of tiles, one after the other."""
+        grid = self._grid
+        length = sum(len(part) * part.shape[2] for part in parts)
+        start = int(step.starts[grid.row])
+        own = slice(start, start + len(step.by_row[grid.row]))
+        rows = _memory.empty((own.stop - own.start, length), self._tiles.dtype)
+        at = 0
+        for part in parts:
+            for tile in part:
+                rows[:, at : at + part.shape[2]] = tile[own]
+                at += part.shape[2]
+        counts = [len(one) * length for one in step.by_row]
+        told = gather_parts(grid.down, rows.reshape(-1), counts, self._number + salt, self._what)
+        found = _memory.empty((grid.width, length), told.dtype)
+        found[np.concatenate(step.by_row)] = told.reshape(found.shape)
+        return found
+
+    def _share(self, panel: np.ndarray, k: int) -> np.ndarray:
+        """Return the k-th column's part of a panel, which its process tells its row of the grid."""
+        grid = self._grid
+        if grid.column != k % grid.columns:
+            panel = _memory.empty((len(panel), grid.width), panel.dtype)
+        grid.across.broadcast(panel, k % grid.columns)
+        return panel
+
+
+def _split(rows: np.ndarray, tiles: np.ndarray) -> list[np.ndarray]:
+    """Return rows as those of each column of tiles."""
+    width = tiles.shape[2]
+    return [rows[:, i * width : (i + 1) * width] for i in range(len(tiles))]
+
+
+def _parity(order: np.ndarray) -> int:
+    """Return the sign of a permutation: each cycle of even length turns it."""
+    parity, following = 1, order.tolist()
+    for start in range(len(following)):
+        while following[start] != start:
+            at = following[start]
+            following[start], following[at] = following[at], at
+            parity = -parity
+    return parity
+
+
+def eliminate_panel(panel: np.ndarray) -> np.ndarray:
+    """Put the triangles of a panel into its place; return its rows in the order of the pivots."""
+    height, width = panel.shape
+    order = np.arange(height)
+    for start in range(0, min(panel.shape), _LEAF):
+        stop = min(start + _LEAF, height, width)
+        leaf = np.ascontiguousarray(panel[start:, start:stop].T)
+        rows = start + _eliminate_leaf(leaf)
+        moved = np.flatnonzero(rows != np.arange(start, height))
+        panel[start + moved] = panel[rows[moved]]
+        order[start:] = order[rows]
+        panel[start:, start:stop] = leaf.T
+        lower = np.tril(panel[start:stop, start:stop], -1) + np.eye(stop - start, dtype=panel.dtype)
+        rest = panel[start:stop, stop:]
+        solve_triangle(lower, rest, lower=True)
+        panel[stop:, stop:] -= panel[stop:, start:stop] @ rest
+    return order
+
+
+def _eliminate_leaf(columns: np.ndarray) -> np.ndarray:
+    """Do the same for a few columns, which are the rows of the argument."""
+    order = np.arange(columns.shape[1])
+    for k, column in enumerate(columns):
+        pivot = k + int(np.argmax(abs(column[k:])))
+        if pivot != k:
+            columns[:, [k, pivot]] = columns[:, [pivot, k]]
+            order[[k, pivot]] = order[[pivot, k]]
+        if column[k] != 0:
+            column[k + 1 :] /= column[k]
+        columns[k + 1 :, k + 1 :] -= np.outer(columns[k + 1 :, k], column[k + 1 :])
+    return order
+
+
+# --- operations ----------------------------------------------------------------------------------
+
+
+def _spec(op: Op, call: Call) -> Layouts:
+    source, width = call.layouts[0].without_partial(), call.static
+    grid = Grid(source, width)
+    columns = grid.count * width
+    sends, inputs = [*grid.sent(columns, width)], [grid.row_layout(source)]
+    if op is tile_slogdet:
+        whole = Layout(source.mesh, [Replicate()] * source.mesh.ndim, ())
+        return Layouts((*inputs,), whole, (*sends,))
+    output = source
+    if op is tile_solve:
+        right = call.layouts[1].without_partial()
+        inputs.append(grid.row_layout(right))
+        output = _solution_layout(source, right)
+        columns = right.shape[1]
+    sends += grid.sent(columns, _right_width(grid, columns))
+    return Layouts((*inputs,), output, (*sends, (inputs[-1], output, True)))
+
+
+def _solution_layout(matrix: Layout, right: Layout) -> Layout:
+    """Return the layout of solutions: cut as rows of the matrix, or as the right-hand sides."""
+    pairs = zip(matrix.placements, right.placements, strict=True)
+    placements = [a if a == Shard(0) else b for a, b in pairs]
+    found = right.replace(placements=placements, boundaries=None, shard_order=None)
+    boundaries: dict[int, tuple[int, ...]] = {}
+    for axis, givers in ((0, (matrix, right)), (1, (right,))):
+        for giver in givers:
+            own = (giver.boundaries or {}).get(axis)
+            if own and giver.sharding_axes(axis) == found.sharding_axes(axis):
+                boundaries.setdefault(axis, own)
+    return found.replace(boundaries=boundaries or None)
+
+
+def _right_width(grid: Grid, columns: int) -> int:
+    """Return the columns of tiles of right-hand sides."""
+    return max(min(grid.width, -(-columns // grid.columns)), 1)
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    found: Any = op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes))
+    dtypes = tuple(one.dtype for one in found) if isinstance(found, tuple) else found.dtype
+    return dtypes, dtypes
+
+
+def _bind(step: Step) -> Callable[..., Any]:
+    rows, output, width = step.sources[-1], step.output, step.call.static
+    grid = Grid(step.sources[0], width)
+    square = grid.count * width
+    dtypes = [dtype.str for dtype in step.call.dtypes]
+    number = token(step.op.name, *(one.fingerprint for one in step.sources), width, dtypes)
+    dtype = step.result[0] if isinstance(step.result, tuple) else step.result
+
+    def function(block: Buffer, *others: Buffer) -> Any:
+        device = _backend.device_of(block)
+        tiles = grid.deal(_backend.to_host(block), square, width, dtype)
+        grid.set_diagonal(tiles, grid.length)
+        if step.op is tile_slogdet:
+            right, columns = tiles[:0], 0
+        elif step.op is tile_inv:
+            right, columns = _memory.zeros(tiles.shape, dtype), grid.length
+            grid.set_diagonal(right, 0)
+        else:
+            columns = rows.shape[1]
+            host = _backend.to_host(others[0])
+            right = grid.deal(host, columns, _right_width(grid, columns), dtype)
+        elimination = Elimination(grid, tiles, right, number, step)
+        with np.errstate(all="ignore"):  # as in LAPACK
+            is_regular = elimination.run()
+            if step.op is tile_slogdet:
+                found = elimination.determinant() if is_regular else (0, -np.inf)
+                pairs = zip(found, step.result, strict=True)
+                return tuple(_backend.asarray(np.asarray(*pair), device) for pair in pairs)
+            if not is_regular:
+                raise LinAlgError(f"{step.op.name}: Singular matrix")
+            solution = grid.collect(elimination.substitute(), columns)
+        return redistribute_local(_backend.asarray(solution, device), rows, output)
+
+    return function
+
+
+def _outputs(step: Step) -> tuple[Layout, ...]:
+    return step.partial, step.partial
+
+
+def _sign_and_logarithm(block: np.ndarray) -> tuple[Any, ...]:
+    return (*np.linalg.slogdet(block),)
+
+
+tile_solve = Op("solve", np.linalg.solve, _spec, dtypes=_dtypes, bind=_bind)
+tile_inv = Op("inv", np.linalg.inv, _spec, dtypes=_dtypes, bind=_bind)
+tile_slogdet = Op(
+    "slogdet", _sign_and_logarithm, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs
+)
+"""Their static argument is the width of a tile; matrices are square, and have the same rows."""

@@ -1,0 +1,184 @@
+"""Square tiles of a matrix, dealt out to a grid of processes in turn: a block-cyclic distribution.
+
+Tile (i, j) belongs to the process in row `i % rows` and column `j % columns` of the grid, so that
+all have work until the last tiles are factorized (Dongarra, van de Geijn, Walker, "Scalability
+issues affecting the design of a dense linear algebra library", 1994). It needs no placement of its
+own: where blocks hold whole turns of rows, filled up at the end, they are blocks of an array of
+axes (turn of columns, column of the grid, turn of rows, row of the grid, row and column in a tile),
+and two axes of that are cut instead of one.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.comm import _memory
+from distarray.core import BaseArray
+from distarray.layout import Layout, Replicate, Shard, chunk
+from distarray.redistribute import redistribute_local
+
+WHOLE_BYTES: Final = 8 << 20
+"""A matrix up to this size is factorized on every process."""
+
+WIDTH: Final = 192
+"""Rows and columns of a tile."""
+
+LEAF: Final = 32
+"""Rows of a triangle that are solved at once; the rest is products."""
+
+Sent = tuple[Layout, Layout, bool]
+
+
+def takes_tiles(x: Any) -> bool:
+    """Tell whether an operand is one square matrix, large, and not whole on every process."""
+    if not isinstance(x, BaseArray) or x.ndim != 2 or x.shape[0] != x.shape[1]:
+        return False
+    layout = x.layout
+    mesh_shape = layout.mesh.shape
+    kept = all(
+        type(placement) is Replicate or count == 1
+        for placement, count in zip(layout.placements, mesh_shape, strict=True)
+    )
+    return not kept and layout.size * x.dtype.itemsize > WHOLE_BYTES
+
+
+class Grid:
+    """The processes of a mesh in a grid, and which tiles of matrices of some rows each has.
+
+    Attributes
+    ----------
+    mesh
+        The grid, of axes "rows" and "columns", with blocks in host memory.
+    rows, columns, row, column
+        Its shape, and this process's place in it.
+    width
+        Rows and columns of a tile.
+    count
+        Tiles along the rows, with those that fill up the last turn.
+    down, across, everyone
+        Communicators of this process's column and row, and of all.
+    """
+
+    def __init__(self, layout: Layout, width: int) -> None:
+        mesh: Any = layout.mesh
+        size = mesh.size
+        self.rows = min(n for n in range(1, size + 1) if size % n == 0 and n * n >= size)
+        self.columns = size // self.rows
+        self.mesh = mesh.on("cpu").regrid((self.rows, self.columns), ("rows", "columns"))
+        self.width, self.length = width, layout.shape[0]
+        turn = self.rows * self.columns // gcd(self.rows, self.columns)
+        self.count = -(-self.length // (width * turn)) * turn
+        self._turns = self.count // self.rows
+        self._offsets = chunk(self._turns, (size,)).offsets
+        if mesh.coordinate is None:
+            return
+        self.row, self.column = self.mesh.coordinate
+        self.down, self.across = (self.mesh.communicator((axis,)) for axis in (0, 1))
+        self.everyone = self.mesh.communicator((0, 1))
+
+    def row_layout(self, layout: Layout) -> Layout:
+        """Return the layout, on the mesh of `layout`, of which blocks have whole turns of rows."""
+        each = self.rows * self.width
+        offsets = tuple(min(turn * each, self.length) for turn in self._offsets)
+        placements = [Shard(0)] * layout.mesh.ndim
+        return layout.replace(placements=placements, boundaries={0: offsets}, shard_order=None)
+
+    def tile_layouts(self, columns: int, width: int) -> tuple[Layout, Layout]:
+        """Return the layouts of all tiles before and after they are dealt out.
+
+        `columns` are those of the matrix, of which a tile has `width`.
+        """
+        turns = -(-columns // (width * self.columns))
+        shape = turns, self.columns, self._turns, self.rows, self.width, width
+        before = Layout(self.mesh, [Shard(2)] * 2, shape, boundaries={2: self._offsets})
+        return before, Layout(self.mesh, [Shard(3), Shard(1)], shape)
+
+    def sent(self, columns: int, width: int) -> tuple[Sent, Sent]:
+        """Return what is sent of tiles, and what all panels together come to at most."""
+        before, after = self.tile_layouts(columns, width)
+        panels = after.replace(placements=[Replicate(), Shard(1)])
+        return (before, after, True), (after, panels, True)
+
+    def deal(self, block: np.ndarray, columns: int, width: int, dtype: Any) -> np.ndarray:
+        """Return this process's tiles, given its block of rows.
+
+        Its axes are (columns of tiles, rows of all their tiles, columns of a tile); it is filled up
+        with zeros.
+        """
+        before, after = self.tile_layouts(columns, width)
+        tiles = _memory.empty(before.local_shape(), dtype)
+        for j, tile in enumerate(_by_columns(tiles)):
+            part = block[:, j * width : (j + 1) * width]
+            rows, filled = part.shape
+            tile[:rows, :filled] = part
+            tile[rows:], tile[:rows, filled:] = 0, 0
+        return _by_columns(redistribute_local(tiles, before, after))
+
+    def collect(self, tiles: np.ndarray, columns: int) -> np.ndarray:
+        """Return this process's block of rows, given its tiles: their memory is free meanwhile."""
+        width = tiles.shape[-1]
+        before, after = self.tile_layouts(len(tiles) * self.columns * width, width)
+        dealt = redistribute_local(tiles.reshape(after.local_shape()), after, before)
+        del tiles  # of which the caller keeps none
+        box = before.local_box()
+        assert box is not None  # only processes of the mesh have tiles
+        first, last = (at * self.rows * self.width for at in box[2])
+        rows = min(last, self.length) - min(first, self.length)
+        block = _memory.empty((rows, columns), dealt.dtype)
+        for j, tile in enumerate(_by_columns(dealt)):
+            part = block[:, j * width : (j + 1) * width]
+            part[...] = tile[:rows, : part.shape[1]]
+        return block
+
+    def set_diagonal(self, tiles: np.ndarray, start: int) -> None:
+        """Put ones on the diagonal of a square matrix from a row on."""
+        for turn in range(self._turns):
+            i = turn * self.rows + self.row
+            kept = max(start - i * self.width, 0)
+            if i % self.columns == self.column and kept < self.width:
+                tile = tiles[i // self.columns, turn * self.width :][: self.width]
+                np.fill_diagonal(tile[kept:, kept:], 1)
+
+    def rows_before(self, k: int) -> int:
+        """Return how many rows of this process lie above the k-th row of tiles."""
+        return self.width * max(0, -(-(k - self.row) // self.rows))
+
+    def columns_before(self, k: int) -> int:
+        """Return how many columns of tiles of this process lie before the k-th."""
+        return max(0, -(-(k - self.column) // self.columns))
+
+    def owner(self, k: int) -> int:
+        """Return which of all processes has the k-th tile of the diagonal."""
+        return k % self.rows * self.columns + k % self.columns
+
+
+def _by_columns(tiles: np.ndarray) -> np.ndarray:
+    """Return tiles as an array of (columns of tiles, rows of their tiles, columns of a tile)."""
+    return tiles.reshape(tiles.shape[0] * tiles.shape[1], -1, tiles.shape[-1])
+
+
+def subtract_product(x: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray) -> None:
+    """Subtract `a @ b` from `x`; `scratch` has room for the product."""
+    product = scratch[: len(a), : b.shape[1]]
+    np.matmul(a, b, out=product)
+    x -= product
+
+
+def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
+    """Put the solution of `triangle @ y = x` into `x`, by blocks of rows and products.
+
+    Small triangles are solved by substitution, not inverted, so that all is backward stable
+    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 8).
+    """
+    size = len(triangle)
+    starts = range(0, size, LEAF)
+    for start in starts if lower else reversed(starts):
+        stop = min(start + LEAF, size)
+        rows = x[start:stop]
+        done = slice(0, start) if lower else slice(stop, size)
+        if done.stop > done.start:
+            rows -= triangle[start:stop, done] @ x[done]
+        rows[...] = np.linalg.solve(triangle[start:stop, start:stop], rows)

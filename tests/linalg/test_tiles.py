@@ -1,0 +1,200 @@
+"""Large matrices are factorized in tiles that are dealt out to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray.comm import CommLog
+from distarray.errors import ImplicitCommunicationError
+from distarray.layout import Replicate, Shard
+from distarray.linalg import _tiles
+from distarray.linalg._elimination import eliminate_panel
+from tests.array.strategies import Case, agrees, cases, on_ranks
+
+DTYPES = (np.float64, np.float32, np.complex128, np.complex64, np.int32)
+
+
+@pytest.fixture(autouse=True)
+def _no_matrix_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(_tiles, "WIDTH", 5)
+    monkeypatch.setattr(_tiles, "LEAF", 2)
+    yield
+    da.testing.reset()
+
+
+def units(difference: Any, *scales: Any) -> float:
+    """Return the norm of a difference in units of rounding: of its size and the norms of others."""
+    eps = np.finfo(np.asarray(difference).dtype).eps
+    norms = np.prod([max(np.linalg.norm(one), 1e-30) for one in scales])
+    return float(np.linalg.norm(difference) / norms / len(difference) / eps)
+
+
+@st.composite
+def square(draw: Any) -> Case:
+    size = draw(st.sampled_from((1, 2, 4, 9, 13, 23)))
+    case: Case = draw(cases(DTYPES, ("sum",), shape=(size, size)))
+    return case
+
+
+@settings(max_examples=15)
+@given(x=square(), upper=st.booleans())
+def test_cholesky_factors_multiply_to_the_matrix(x: Case, upper: bool) -> None:
+    first = x.value @ x.value.mT.conj() + np.eye(len(x.value), dtype=x.value.dtype)
+    x = replace(x, values=np.concatenate([first[None], 0 * x.values[1:]]).astype(first.dtype))
+    if x.op == "avg":
+        return
+    value = x.value
+    below = value + np.tril(np.ones(value.shape, value.dtype), -1) * 7  # what is not looked at
+
+    def program() -> None:
+        array = x.build()
+        if array.mesh.coordinate is not None and upper and not array.layout.has_partial:
+            array = da.distribute_array(below, array.mesh, array.placements, src=None)
+        found = da.linalg.cholesky(array, upper=upper)
+        assert found.layout == array.layout.without_partial()
+        if array.mesh.coordinate is None:
+            return
+        factor = np.asarray(found)
+        assert factor.dtype == np.linalg.cholesky(value).dtype
+        np.testing.assert_array_equal(factor, np.triu(factor) if upper else np.tril(factor))
+        product = factor.mT.conj() @ factor if upper else factor @ factor.mT.conj()
+        assert units(product - value, value) < 10
+
+    on_ranks(program)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_solutions_and_determinants_are_those_of_the_matrix(data: st.DataObject) -> None:
+    x = data.draw(square())
+    size = len(x.value)
+    columns = data.draw(st.sampled_from([(), (1,), (2,), (17,)]))
+    y = data.draw(cases(DTYPES, (), mesh_shape=x.mesh_shape, shape=(size, *columns)))
+    y = replace(y, ranks=x.ranks)
+    x = replace(x, values=x.values + 3 * np.eye(size, dtype=x.values.dtype))
+    value, right, is_plain = x.value, y.value, data.draw(st.booleans())
+    sign, logarithm = np.linalg.slogdet(value)
+    is_regular = sign != 0 and np.linalg.cond(value) < 1e4
+
+    def program() -> None:
+        array = x.build()
+        found = da.linalg.slogdet(array)
+        if is_regular:
+            agrees(found.sign, sign, atol=1e-2)
+            agrees(found.logabsdet, logarithm, rtol=1e-3, atol=1e-3)
+            agrees(da.linalg.det(array), np.linalg.det(value), rtol=1e-2)
+            solution = da.linalg.solve(array, right if is_plain else y.build())
+            inverse = da.linalg.inv(array)
+            assert inverse.layout == array.layout.without_partial()
+            assert solution.dtype == np.linalg.solve(value, right).dtype
+            assert solution.shape == right.shape
+            if array.mesh.coordinate is not None:
+                solution, inverse = np.asarray(solution), np.asarray(inverse)
+                assert units(value @ solution - right, value, solution) < 10
+                eye = np.eye(size, dtype=inverse.dtype)
+                assert units(value @ inverse - eye, value, inverse) < 10
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+def test_ill_conditioned_and_growing_matrices_have_small_residuals(dtype: Any) -> None:
+    size = 37
+    rng = np.random.default_rng(0)
+    u, _, vh = np.linalg.svd(rng.normal(size=(size, size)))
+    ill = ((u * np.logspace(0, -15, size)) @ vh).astype(dtype)
+    growing = np.eye(size) - np.tril(np.ones((size, size)), -1)  # Wilkinson's matrix
+    growing[:, -1] = 1
+    right = rng.normal(size=(size, 3)).astype(dtype)
+    allowed = 10 * units(growing @ np.linalg.solve(growing, right) - right, growing) + 10
+    spd = (u * np.logspace(0, -12, size)) @ u.T
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2))
+        for matrix, bound in ((ill, 10), (growing.astype(dtype), allowed)):
+            x = da.distribute_array(matrix, mesh, [Shard(0), Shard(1)], src=None)
+            solution = np.asarray(da.linalg.solve(x, right))
+            assert units(matrix @ solution - right, matrix, solution) < bound
+        factor = np.asarray(da.linalg.cholesky(da.asarray(spd)))
+        assert units(factor @ factor.T - spd, spd) < 10
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("bad", [0, 7, 22])
+def test_what_one_rank_finds_is_an_error_on_all(bad: int) -> None:
+    indefinite, singular = np.eye(23), np.eye(23)
+    indefinite[bad, bad] = -1
+    singular[bad, bad] = 0
+
+    def program() -> None:
+        x = da.asarray(singular)
+        for placement in (Shard(0), Shard(1)):
+            with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+                da.linalg.cholesky(da.asarray(indefinite, placements=[placement]))
+        for call in (da.linalg.inv, lambda x: da.linalg.solve(x, np.ones(23))):
+            with pytest.raises(da.linalg.LinAlgError, match="Singular"):
+                call(x)
+        agrees(da.linalg.det(x), 0.0)
+        agrees(da.linalg.slogdet(x).logabsdet, -np.inf)
+        agrees(da.linalg.det(da.asarray(indefinite)), -1.0, rtol=1e-12)
+
+    on_ranks(program)
+
+
+def test_bytes_are_of_the_order_of_a_matrix_by_the_root_of_the_ranks() -> None:
+    size = 80
+    x = np.random.default_rng(0).normal(size=(size, size))
+
+    def program() -> None:
+        a = da.distribute_array(x @ x.T + np.eye(size), placements=[Shard(0)], src=None)
+        block = a.to_local().nbytes
+        for function, panels in ((da.linalg.cholesky, 1), (da.linalg.det, 2)):
+            with CommLog() as log:
+                function(a)
+            # To tiles and back, and of each panel the tiles of own rows and of own columns.
+            assert log.bytes() < 2 * block + panels * (size + 10) ** 2 * 8 / 2 + 20_000
+            with (
+                CommLog() as log,
+                da.communication("raise"),
+                pytest.raises(ImplicitCommunicationError, match=r"cholesky|slogdet"),
+            ):
+                function(a)
+            assert log.count() == 0
+
+    on_ranks(program)
+
+
+def test_matrices_that_are_whole_or_not_square_go_another_way() -> None:
+    def program() -> None:
+        whole = da.eye(6, placements=[Replicate()])
+        with da.communication("raise"):
+            agrees(da.linalg.inv(whole), np.eye(6))
+        assert not _tiles.takes_tiles(da.ones((6, 5)))
+        with pytest.raises(np.linalg.LinAlgError):
+            da.linalg.cholesky(da.ones((6, 5)))
+        assert da.linalg.solve(da.eye(6), da.ones((6, 3), placements=[Shard(1)])).placements == (
+            Shard(0),
+        )
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("shape", [(40, 23), (7, 23), (1, 1), (33, 16)])
+def test_panels_are_eliminated_with_partial_pivoting(shape: tuple[int, int]) -> None:
+    panel = np.random.default_rng(0).normal(size=shape)
+    triangles = panel.copy()
+    order = eliminate_panel(triangles)
+    steps = min(shape)
+    lower = np.tril(triangles[:, :steps], -1) + np.eye(shape[0], steps)
+    np.testing.assert_allclose(lower @ np.triu(triangles[:steps]), panel[order], atol=1e-13)
+    assert abs(lower).max() <= 1
