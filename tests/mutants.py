@@ -802,6 +802,20 @@ MUTANTS = (
         ("linalg/test_matrices.py::test_a_matrix_that_fails_on_one_rank_fails_on_all",),
     ),
     Mutant(
+        "tiles of a panel are taken in the order of their rows, not of the ranks",
+        "linalg/_blocked_cholesky.py",
+        "order = [i for tiles in by_row for i in tiles]",
+        "order = [*wanted]",
+        ("linalg/test_tiles.py::test_ill_conditioned_and_growing_matrices_have_small_residuals",),
+    ),
+    Mutant(
+        "rows that were exchanged are not found again",
+        "linalg/_elimination.py",
+        "* width + names % width] = targets",
+        "* width + names % width]",
+        ("linalg/test_tiles.py::test_ill_conditioned_and_growing_matrices_have_small_residuals",),
+    ),
+    Mutant(
         "large matrices are collected",
         "ops/linear_algebra/_whole_axes.py",
         "if have is not get and nbytes > allowed:",

@@ -16,7 +16,8 @@ import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts, token
 from distarray.core import Call, Layouts, Op, Step
-from distarray.linalg._tiles import Grid, solve_triangle, subtract_product
+from distarray.linalg._kernels import solve_triangle, subtract_product
+from distarray.linalg._tiles import Grid
 from distarray.ops import LinAlgError
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer

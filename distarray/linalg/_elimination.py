@@ -10,20 +10,18 @@ anyway, and a process keeps the rows that are left below those that have been pi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts, token
 from distarray.core import Call, Layouts, Op, Step
 from distarray.layout import Layout, Replicate, Shard
-from distarray.linalg._tiles import Grid, solve_triangle, subtract_product
+from distarray.linalg._kernels import eliminate_panel, solve_triangle, subtract_product
+from distarray.linalg._tiles import Grid
 from distarray.ops import LinAlgError
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
-
-_LEAF: Final = 16
-"""Columns that are eliminated one by one; the rest is products."""
 
 
 class _Pivots(NamedTuple):
@@ -202,39 +200,6 @@ def _parity(order: np.ndarray) -> int:
             following[start], following[at] = following[at], at
             parity = -parity
     return parity
-
-
-def eliminate_panel(panel: np.ndarray) -> np.ndarray:
-    """Put the triangles of a panel into its place; return its rows in the order of the pivots."""
-    height, width = panel.shape
-    order = np.arange(height)
-    for start in range(0, min(panel.shape), _LEAF):
-        stop = min(start + _LEAF, height, width)
-        leaf = np.ascontiguousarray(panel[start:, start:stop].T)
-        rows = start + _eliminate_leaf(leaf)
-        moved = np.flatnonzero(rows != np.arange(start, height))
-        panel[start + moved] = panel[rows[moved]]
-        order[start:] = order[rows]
-        panel[start:, start:stop] = leaf.T
-        lower = np.tril(panel[start:stop, start:stop], -1) + np.eye(stop - start, dtype=panel.dtype)
-        rest = panel[start:stop, stop:]
-        solve_triangle(lower, rest, lower=True)
-        panel[stop:, stop:] -= panel[stop:, start:stop] @ rest
-    return order
-
-
-def _eliminate_leaf(columns: np.ndarray) -> np.ndarray:
-    """Do the same for a few columns, which are the rows of the argument."""
-    order = np.arange(columns.shape[1])
-    for k, column in enumerate(columns):
-        pivot = k + int(np.argmax(abs(column[k:])))
-        if pivot != k:
-            columns[:, [k, pivot]] = columns[:, [pivot, k]]
-            order[[k, pivot]] = order[[pivot, k]]
-        if column[k] != 0:
-            column[k + 1 :] /= column[k]
-        columns[k + 1 :, k + 1 :] -= np.outer(columns[k + 1 :, k], column[k + 1 :])
-    return order
 
 
 # --- operations ----------------------------------------------------------------------------------

@@ -26,9 +26,6 @@ WHOLE_BYTES: Final = 8 << 20
 WIDTH: Final = 192
 """Rows and columns of a tile."""
 
-LEAF: Final = 32
-"""Rows of a triangle that are solved at once; the rest is products."""
-
 Sent = tuple[Layout, Layout, bool]
 
 
@@ -158,27 +155,3 @@ class Grid:
 def _by_columns(tiles: np.ndarray) -> np.ndarray:
     """Return tiles as an array of (columns of tiles, rows of their tiles, columns of a tile)."""
     return tiles.reshape(tiles.shape[0] * tiles.shape[1], -1, tiles.shape[-1])
-
-
-def subtract_product(x: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray) -> None:
-    """Subtract `a @ b` from `x`; `scratch` has room for the product."""
-    product = scratch[: len(a), : b.shape[1]]
-    np.matmul(a, b, out=product)
-    x -= product
-
-
-def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
-    """Put the solution of `triangle @ y = x` into `x`, by blocks of rows and products.
-
-    Small triangles are solved by substitution, not inverted, so that all is backward stable
-    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 8).
-    """
-    size = len(triangle)
-    starts = range(0, size, LEAF)
-    for start in starts if lower else reversed(starts):
-        stop = min(start + LEAF, size)
-        rows = x[start:stop]
-        done = slice(0, start) if lower else slice(stop, size)
-        if done.stop > done.start:
-            rows -= triangle[start:stop, done] @ x[done]
-        rows[...] = np.linalg.solve(triangle[start:stop, start:stop], rows)

@@ -15,8 +15,7 @@ import distarray as da
 from distarray.comm import CommLog
 from distarray.errors import ImplicitCommunicationError
 from distarray.layout import Replicate, Shard
-from distarray.linalg import _tiles
-from distarray.linalg._elimination import eliminate_panel
+from distarray.linalg import _kernels, _tiles
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
 DTYPES = (np.float64, np.float32, np.complex128, np.complex64, np.int32)
@@ -26,9 +25,18 @@ DTYPES = (np.float64, np.float32, np.complex128, np.complex64, np.int32)
 def _no_matrix_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
     monkeypatch.setattr(_tiles, "WIDTH", 5)
-    monkeypatch.setattr(_tiles, "LEAF", 2)
+    monkeypatch.setattr(_kernels, "LEAF", 2)
     yield
     da.testing.reset()
+
+
+@pytest.fixture(params=[False, True], ids=["NumPy", "SciPy"])
+def kernels(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have kernels made of NumPy's functions alone, or take SciPy's."""
+    if request.param:
+        pytest.importorskip("scipy")
+    else:
+        monkeypatch.setattr(_kernels, "_scipy", lambda *_: None)
 
 
 def units(difference: Any, *scales: Any) -> float:
@@ -107,6 +115,7 @@ def test_solutions_and_determinants_are_those_of_the_matrix(data: st.DataObject)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+@pytest.mark.usefixtures("kernels")
 def test_ill_conditioned_and_growing_matrices_have_small_residuals(dtype: Any) -> None:
     size = 37
     rng = np.random.default_rng(0)
@@ -124,8 +133,12 @@ def test_ill_conditioned_and_growing_matrices_have_small_residuals(dtype: Any) -
             x = da.distribute_array(matrix, mesh, [Shard(0), Shard(1)], src=None)
             solution = np.asarray(da.linalg.solve(x, right))
             assert units(matrix @ solution - right, matrix, solution) < bound
-        factor = np.asarray(da.linalg.cholesky(da.asarray(spd)))
-        assert units(factor @ factor.T - spd, spd) < 10
+        for count in (3, 4):  # a grid of one column, and one of two
+            mesh = da.init_device_mesh((count,))
+            factor = da.linalg.cholesky(da.distribute_array(spd, mesh, src=None))
+            if mesh.coordinate is not None:
+                factor = np.asarray(factor)
+                assert units(factor @ factor.T - spd, spd) < 10
 
     on_ranks(program)
 
@@ -190,11 +203,24 @@ def test_matrices_that_are_whole_or_not_square_go_another_way() -> None:
 
 
 @pytest.mark.parametrize("shape", [(40, 23), (7, 23), (1, 1), (33, 16)])
+@pytest.mark.usefixtures("kernels")
 def test_panels_are_eliminated_with_partial_pivoting(shape: tuple[int, int]) -> None:
     panel = np.random.default_rng(0).normal(size=shape)
     triangles = panel.copy()
-    order = eliminate_panel(triangles)
+    order = _kernels.eliminate_panel(triangles)
     steps = min(shape)
     lower = np.tril(triangles[:, :steps], -1) + np.eye(shape[0], steps)
     np.testing.assert_allclose(lower @ np.triu(triangles[:steps]), panel[order], atol=1e-13)
     assert abs(lower).max() <= 1
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("lower", [True, False])
+def test_triangles_are_solved_in_place(lower: bool) -> None:
+    rng = np.random.default_rng(0)
+    full = rng.normal(size=(9, 9)) + 1j * rng.normal(size=(9, 9)) + 5 * np.eye(9)
+    triangle = np.tril(full) if lower else np.triu(full)
+    for x in (full.copy(), full[:, :4].copy(), np.asfortranarray(full[:, :5]), full.copy()[:, 2:7]):
+        expected = np.linalg.solve(triangle, x)
+        _kernels.solve_triangle(triangle, x, lower)
+        np.testing.assert_allclose(x, expected, atol=1e-13)

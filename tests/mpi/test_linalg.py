@@ -12,6 +12,7 @@ import distarray as da
 from distarray import testing
 from distarray.comm import world
 from distarray.layout import Replicate, Shard
+from distarray.linalg import _tiles
 from distarray.ops.linear_algebra import _panels
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -56,6 +57,29 @@ def test_products_by_panels_give_numpys_results(
             x = da.distribute_array(left, mesh, a, src=None)
             y = da.distribute_array(right, mesh, b, src=None)
             assert np.array_equal((x @ y).full_array(), left @ right)
+    testing.reset()
+
+
+def test_large_matrices_are_factorized_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(_tiles, "WIDTH", 24)
+    testing.reset()
+    n = 149
+    values = np.random.default_rng(4).normal(size=(n, n))
+    definite = values @ values.T + np.eye(n)
+    for placement in (Shard(0), Shard(1)):
+        x = da.distribute_array(values, placements=[placement], src=None)
+        y = da.distribute_array(definite, placements=[placement], src=None)
+        factor = da.linalg.cholesky(y).full_array()
+        assert np.allclose(factor, np.linalg.cholesky(definite), atol=1e-10)
+        solution = da.linalg.solve(x, values[0]).full_array()
+        assert np.allclose(values @ solution, values[0], atol=1e-9)
+        assert np.allclose(da.linalg.inv(x).full_array() @ values, np.eye(n), atol=1e-9)
+        assert np.isclose(float(da.linalg.slogdet(x).logabsdet), np.linalg.slogdet(values)[1])
+        with pytest.raises(np.linalg.LinAlgError, match="positive definite"):
+            da.linalg.cholesky(y - 2 * da.eye(n) * definite[-1, -1])
+        with pytest.raises(np.linalg.LinAlgError, match="Singular"):
+            da.linalg.solve(x * 0, values[0])
     testing.reset()
 
 
