@@ -24,6 +24,7 @@ SUITES = {
     "large": (2,),
     "selections": (2,),
     "transforms": (2,),
+    "factorizations": (2,),
     "overlap": (2,),
     "transformer": (2,),
     "fsdp": (2,),

@@ -25,6 +25,7 @@ BASELINES = {
     "large": "by hand",
     "selections": "plain copy",
     "transforms": "by hand",
+    "factorizations": "NumPy alone",
     "overlap": "one after the other",
     "transformer": "without communication",
     "fsdp": "without communication",
