@@ -26,6 +26,9 @@ WHOLE_BYTES: Final = 8 << 20
 WIDTH: Final = 192
 """Rows and columns of a tile."""
 
+PACKED_BYTES: Final = 32 << 20
+"""Bytes of tiles that are sent between nodes at a time, so that messages take less than a block."""
+
 Sent = tuple[Layout, Layout, bool]
 
 
@@ -112,14 +115,15 @@ class Grid:
             rows, filled = part.shape
             tile[:rows, :filled] = part
             tile[rows:], tile[:rows, filled:] = 0, 0
-        return _by_columns(redistribute_local(tiles, before, after))
+        return _by_columns(redistribute_local(tiles, before, after, max_bytes=PACKED_BYTES))
 
     def collect(self, tiles: np.ndarray, columns: int) -> np.ndarray:
         """Return this process's block of rows, given its tiles: their memory is free meanwhile."""
         width = tiles.shape[-1]
         before, after = self.tile_layouts(len(tiles) * self.columns * width, width)
-        dealt = redistribute_local(tiles.reshape(after.local_shape()), after, before)
-        del tiles  # of which the caller keeps none
+        own = tiles.reshape(after.local_shape())
+        dealt = redistribute_local(own, after, before, max_bytes=PACKED_BYTES)
+        del tiles, own  # of which the caller keeps none
         box = before.local_box()
         assert box is not None  # only processes of the mesh have tiles
         first, last = (at * self.rows * self.width for at in box[2])
