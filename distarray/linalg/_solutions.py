@@ -207,7 +207,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
     tournament finds (CALU: Grigori, Demmel, Xiang 2011), which may grow a little more than those of
     partial pivoting. On p processes each receives about 2 n^2 / sqrt(p) items of panels, of
     right-hand sides twice n / sqrt(p) for each, and its tiles twice. Peak memory: three blocks of
-    each operand and two panels of 192 columns.
+    each operand and two panels of 256 columns.
 
     Examples
     --------
