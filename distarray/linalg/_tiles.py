@@ -21,12 +21,12 @@ from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.redistribute import redistribute_local
 
 WHOLE_BYTES: Final = 8 << 20
-"""A matrix up to this size is factorized on every process. Not measured: what that costs in memory is
-nothing beside a process, and tiles of fewer rows would hardly be shared out evenly."""
+"""A matrix up to this size is factorized on every process. Not measured: a process can spare that
+memory, and tiles of fewer rows would hardly be shared out evenly."""
 
 WIDTH: Final = 256
-"""Rows and columns of a tile. Measured on two ranks of Zen 1, float64 of 4096 rows: `cholesky` takes
-1.12, 1.16 and 1.04 s with 128, 192 and 256, `solve` 2.16, 2.25 and 2.01 s."""
+"""Rows and columns of a tile. Measured on two ranks of Zen 1, float64 of 4096 rows: with 128, 192 and
+256 `cholesky` takes 1.12, 1.16 and 1.04 s, `solve` 2.16, 2.25 and 2.01 s."""
 
 PACKED_BYTES: Final = 32 << 20
 """Bytes of tiles that are sent between nodes at a time, so that messages take less than a block."""
