@@ -25,8 +25,8 @@ WHOLE_BYTES: Final = 8 << 20
 memory, and tiles of fewer rows would hardly be shared out evenly."""
 
 WIDTH: Final = 256
-"""Rows and columns of a tile. Measured on two ranks of Zen 1, float64 of 4096 rows: with 128, 192 and
-256 `cholesky` takes 1.12, 1.16 and 1.04 s, `solve` 2.16, 2.25 and 2.01 s."""
+"""Rows and columns of a tile. Measured on two ranks of Zen 1, float64 of 4096 rows: with 128, 192
+and 256 `cholesky` takes 1.12, 1.16 and 1.04 s, `solve` 2.16, 2.25 and 2.01 s."""
 
 PACKED_BYTES: Final = 32 << 20
 """Bytes of tiles that are sent between nodes at a time, so that messages take less than a block."""

@@ -429,12 +429,11 @@ class _Exchange(_Collective):
         out = _memory.empty(self._shape, self._dtype, device)
         kind = _backend.kind_of(device)
         takes, offered = self._takes, local
-        if self._kept is not None and communicator.reaches_some(kind):
-            if self._is_better_read_in(out, local):
-                _, source, target = takes[self._kept]
-                copy_box(out[target], local[source], total=out.nbytes)
-                takes = [*takes[: self._kept], *takes[self._kept + 1 :]]
-                offered = out[target]
+        if self._kept is not None and self._is_better_read_in(out, local, communicator):
+            _, source, target = takes[self._kept]
+            copy_box(out[target], local[source], total=out.nbytes)
+            takes = [*takes[: self._kept], *takes[self._kept + 1 :]]
+            offered = out[target]
         if communicator.reaches_all(kind):
             with communicator.views(offered, number, what) as views:
                 self._take(views, out, takes)
@@ -470,10 +469,11 @@ class _Exchange(_Collective):
             record(self._step.name.replace("-", "_"), communicator.name, nbytes, seconds)
             yield [(target, views[peers[0]][source]) for peers, source, target in self._takes]
 
-    def _is_better_read_in(self, out: Buffer, local: Buffer) -> bool:
+    def _is_better_read_in(self, out: Buffer, local: Buffer, communicator: Communicator) -> bool:
         """Tell whether others can read a new block in place, and not the old one that it has."""
         return (
             local.nbytes >= _memory.POOLED_BYTES
+            and communicator.reaches_some(_backend.kind_of(_backend.device_of(local)))
             and not _memory.is_shared(local)
             and _memory.is_shared(out)
         )
