@@ -416,7 +416,7 @@ MUTANTS = (
     Mutant(
         "the place of an extreme is counted from the block's own start",
         "ops/_searching.py",
-        "index + box[axis][0]",
+        "index + start if start else index",
         "index",
         (
             "core/families/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",

@@ -77,7 +77,7 @@ ON_DEVICE = (
     "checkpoint/torch/test_tensors.py",
 )
 """Files and folders that run once more with blocks, or tensors, on a device."""
-EXAMPLES_ON_DEVICE = 4
+EXAMPLES_ON_DEVICE = 3
 MPI_ON_DEVICE = (
     "mpi/test_engine.py",
     "mpi/test_shapes.py",

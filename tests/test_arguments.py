@@ -49,7 +49,7 @@ PLAIN: list[Any] = [
 MADE = [On(name) for name in ("0-d", "1-d", "booleans", "integers", "partial", "elsewhere", "mesh")]
 VALUES = [*PLAIN, *MADE]
 EVERY = 1 if os.environ.get("DISTARRAY_TEST_ALL") else 16
-"""Of an argument every eighth value is tried, each time from another one on, or all."""
+"""Of an argument every sixteenth value is tried, each time from another one on, or all."""
 
 OPERATIONS = {op.__name__: op for name in da.__all__ if isinstance(op := getattr(da, name), Op)}
 SIGNATURES = {inspect.signature(op): name for name, op in reversed(OPERATIONS.items())}
