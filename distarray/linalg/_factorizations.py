@@ -120,7 +120,7 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Any:
             return _adjoint(run(blocked_cholesky, (_adjoint(x),), _tiles.WIDTH))
         return run(blocked_cholesky, (x,), _tiles.WIDTH)
     options = (("upper", upper),)
-    return run(_cholesky, (x,), Axes("ij->ij", None, options))
+    return run(_cholesky, (x,), Axes("ij->ij", options))
 
 
 def _adjoint(x: Any) -> Any:
@@ -173,7 +173,7 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     if mode in ("reduced", "r") and isinstance(x, BaseArray) and is_tall(x.layout):
         found = run(tall_qr, (x,), "r" if mode == "r" else "qr")
         return found if mode == "r" else QRResult(*found)
-    found = run(_qr, (x,), Axes(subscripts[mode], None, (("mode", mode),)))
+    found = run(_qr, (x,), Axes(subscripts[mode], (("mode", mode),)))
     return QRResult(*found) if mode in ("reduced", "complete") else found
 
 
@@ -233,8 +233,8 @@ def svd(
             u, s, vh = found
             return SVDResult(matrix_transpose(vh), s, matrix_transpose(u))
     if not flags["compute_uv"]:
-        return run(_svd, (x,), Axes("ij->k", None, tuple(flags.items())))
-    return SVDResult(*run(_svd, (x,), Axes("ij->ik,l,mj", None, tuple(flags.items()))))
+        return run(_svd, (x,), Axes("ij->k", tuple(flags.items())))
+    return SVDResult(*run(_svd, (x,), Axes("ij->ik,l,mj", tuple(flags.items()))))
 
 
 def svdvals(x: Any, /) -> Any:
@@ -303,7 +303,7 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
     >>> print(da.linalg.eigh(da.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues)
     [1. 2.]
     """
-    return EighResult(*run(_eigh, (x,), Axes("ij->k,il", None, (("UPLO", _triangle(UPLO)),))))
+    return EighResult(*run(_eigh, (x,), Axes("ij->k,il", (("UPLO", _triangle(UPLO)),))))
 
 
 def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:  # noqa: N803 (NumPy's name)
@@ -338,7 +338,7 @@ def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:  # noqa: N803 (NumPy's name)
     >>> print(da.linalg.eigvalsh(da.asarray([[2.0, 0.0], [0.0, 1.0]])))
     [1. 2.]
     """
-    return run(_eigvalsh, (x,), Axes("ij->k", None, (("UPLO", _triangle(UPLO)),)))
+    return run(_eigvalsh, (x,), Axes("ij->k", (("UPLO", _triangle(UPLO)),)))
 
 
 def _triangle(letter: Any) -> str:
@@ -379,7 +379,7 @@ def eig(x: Any, /) -> EigResult:
     >>> print(da.linalg.eig(da.eye(2)).eigenvalues)
     [1.+0.j 1.+0.j]
     """
-    return EigResult(*run(_eig, (x,), Axes("ij->k,il", None)))
+    return EigResult(*run(_eig, (x,), Axes("ij->k,il")))
 
 
 def eigvals(x: Any, /) -> Any:
@@ -413,7 +413,7 @@ def eigvals(x: Any, /) -> Any:
     >>> print(da.linalg.eigvals(da.eye(2)))
     [1.+0.j 1.+0.j]
     """
-    return run(_eigvals, (x,), Axes("ij->k", None))
+    return run(_eigvals, (x,), Axes("ij->k"))
 
 
 for _function in (cholesky, qr, svd, svdvals, eigh, eigvalsh, eig, eigvals):

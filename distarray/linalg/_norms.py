@@ -272,7 +272,7 @@ def cond(x: Any, /, p: Any = None) -> Any:
     p = _check_order("cond", p)
     if 0 in check_distributed("cond", x).shape[-2:]:
         raise LinAlgError(f"cond got shape {x.shape}; matrices need items")
-    return run(_cond, (x,), Axes("ij->", None, (("p", p),)))
+    return run(_cond, (x,), Axes("ij->", (("p", p),)))
 
 
 def matrix_rank(x: Any, /, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Any:

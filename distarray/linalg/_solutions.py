@@ -97,7 +97,7 @@ def inv(x: Any, /) -> Any:
     """
     if takes_tiles(x):
         return run(tile_inv, (x,), _tiles.WIDTH)
-    return run(_inv, (x,), Axes("ij->ij", None))
+    return run(_inv, (x,), Axes("ij->ij"))
 
 
 def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._NoValue) -> Any:
@@ -147,7 +147,7 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
         batch = check_distributed("pinv", x).shape[:-2]
         if broadcast_shape("pinv", [batch, cutoff.shape]) != batch:
             raise ShapeError(f"pinv got cutoffs of shape {cutoff.shape} for matrices of {batch}")
-        return run(_pinv, (x, cutoff), Axes("ij,->ji", None, tuple(options.items())))
+        return run(_pinv, (x, cutoff), Axes("ij,->ji", tuple(options.items())))
     if cutoff is not np._NoValue:
         options["rtol"] = None if cutoff is None else _number("pinv", cutoff)
     several = not options["hermitian"] and isinstance(x, BaseArray) and x.ndim > 1
@@ -159,7 +159,7 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
         inverse = _reciprocals(s, s > least * max(s, axis=-1, keepdims=True))
         adjoint = conj(matrix_transpose(vh)) * inverse[..., None, :]
         return matmul(adjoint, conj(matrix_transpose(u)))
-    return run(_pinv, (x,), Axes("ij->ji", None, tuple(options.items())))
+    return run(_pinv, (x,), Axes("ij->ji", tuple(options.items())))
 
 
 def _reciprocals(s: Any, kept: Any) -> Any:
@@ -220,7 +220,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
         return solve(x1, x2[:, None])[..., 0]
     if takes_tiles(x1) and getattr(x2, "ndim", 0) == 2 and len(x1) == len(x2):
         return run(tile_solve, (x1, x2), _tiles.WIDTH)
-    return run(_solve, (x1, x2), Axes("ij,ik->ik", None))
+    return run(_solve, (x1, x2), Axes("ij,ik->ik"))
 
 
 def det(x: Any, /) -> Any:
@@ -256,7 +256,7 @@ def det(x: Any, /) -> Any:
     if takes_tiles(x):
         sign, logarithm = slogdet(x)
         return sign * exp(logarithm)
-    return run(_det, (x,), Axes("ij->", None))
+    return run(_det, (x,), Axes("ij->"))
 
 
 def slogdet(x: Any, /) -> SlogdetResult:
@@ -291,7 +291,7 @@ def slogdet(x: Any, /) -> SlogdetResult:
     """
     if takes_tiles(x):
         return SlogdetResult(*run(tile_slogdet, (x,), _tiles.WIDTH))
-    return SlogdetResult(*run(_slogdet, (x,), Axes("ij->,", None)))
+    return SlogdetResult(*run(_slogdet, (x,), Axes("ij->,")))
 
 
 def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, Any]:

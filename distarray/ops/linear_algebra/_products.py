@@ -87,7 +87,7 @@ def cross(
                 "they have three"
             )
         lines.append(moveaxis(x, at, -1) if isinstance(x, BaseArray) else np.moveaxis(x, at, -1))
-    found = run(_cross, lines, Axes("i,i->i", None))
+    found = run(_cross, lines, Axes("i,i->i"))
     return moveaxis(found, -1, check_integer("cross", "axisc", axisc))
 
 

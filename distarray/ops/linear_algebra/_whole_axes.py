@@ -37,10 +37,8 @@ class Axes(NamedTuple):
     """Which axes are whole: the static argument of a function's operation."""
 
     subscripts: str
-    """Letters of the whole axes of operands and results, such as "ij->ik,kj". A result is cut along
-    a letter as the operand was from which it had to be collected."""
-    place: int | None
-    """Where the whole axes are among the others; None: they are the last."""
+    """Letters of the whole axes, the last ones, of operands and results, such as "ij->ik,kj". A
+    result is cut along a letter as the operand was from which it had to be collected."""
     options: tuple[tuple[str, Any], ...] = ()
     """Further arguments."""
 
@@ -63,8 +61,8 @@ def whole_axes(name: str, function: Callable[..., Any], fails: bool = False) -> 
     name : str
         The public name.
     function : callable
-        `function(*blocks, **options)` of NumPy arrays gives an array or a tuple of arrays; with a
-        `place`, it takes this as `axis=`. It takes batches of no matrices.
+        `function(*blocks, **options)` of NumPy arrays gives an array or a tuple of arrays. It takes
+        batches of no matrices.
     fails : bool
         Whether it may raise for values; then all processes do.
     """
@@ -82,9 +80,8 @@ def _cores(op: Op, call: Call) -> list[tuple[Shape, Shape]]:
             raise LinAlgError(
                 f"{op.name} got an array of shape {shape}; it needs at least {count} axes"
             )
-        start = len(shape) - count if axes.place is None else axes.place
-        stop = start + count
-        found.append(((*shape[:start], *shape[stop:]), shape[start:stop]))
+        start = len(shape) - count
+        found.append((shape[:start], shape[start:]))
     return found
 
 
@@ -96,11 +93,8 @@ def _probe(op: Op, call: Call) -> list[np.ndarray]:
     axes: Axes = call.static
     pairs = zip(_cores(op, call), call.dtypes, strict=True)
     blocks = [np.empty((0, *core), dtype) for (_, core), dtype in pairs]
-    options: dict[str, Any] = dict(axes.options)
-    if axes.place is not None:
-        options["axis"] = -1
     try:
-        results = op.local(*blocks, **options)
+        results = op.local(*blocks, **dict(axes.options))
     except np.linalg.LinAlgError as error:
         raise LinAlgError(f"{op.name} of shapes {call.shapes}: {error}") from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -131,8 +125,7 @@ def _spec(op: Op, call: Call) -> Spec:
         own: list[int | None] = [
             i + shift if size == joint[i + shift] != 1 else None for i, size in enumerate(batch)
         ]
-        at = len(own) if axes.place is None else axes.place
-        own[at:at] = [_CORE + ord(letter) for letter in letters]
+        own += [_CORE + ord(letter) for letter in letters]
         inputs.append(tuple(own))
     output: Letters = tuple(i if size != 1 else None for i, size in enumerate(joint))
     return Spec(tuple(inputs), output)
@@ -178,27 +171,15 @@ def _outputs(step: Step) -> tuple[Layout, ...]:
 def _output(step: Step, axes: Axes, letters: str, core: Shape) -> Layout:
     """Return the layout of one result: batch axes as they are cut now, whole ones as they were."""
     batch = step.partial
-    at = batch.ndim if axes.place is None else axes.place
-
-    def moved(axis: int) -> int:
-        return axis if axis < at else axis + len(core)
-
     placements: list[Any] = []
     for mesh_axis, placement in enumerate(batch.placements):
-        if type(placement) is Shard:
-            placement = Shard(moved(placement.axis))
-        else:
+        if type(placement) is not Shard:
             was = _letter_cut(step, axes, mesh_axis)
-            if was is not None and was in letters:
-                placement = Shard(at + letters.index(was))
-            else:
-                placement = Replicate()
+            at = -1 if was is None else letters.find(was)
+            placement = Replicate() if at < 0 else Shard(batch.ndim + at)
         placements.append(placement)
-    boundaries = {moved(axis): offsets for axis, offsets in (batch.boundaries or {}).items()}
     return batch.replace(
-        placements=placements,
-        shape=(*batch.shape[:at], *core, *batch.shape[at:]),
-        boundaries=boundaries or None,
+        placements=placements, shape=(*batch.shape, *core), boundaries=batch.boundaries
     )
 
 
@@ -207,8 +188,8 @@ def _letter_cut(step: Step, axes: Axes, mesh_axis: int) -> str | None:
     for layout, letters in zip(step.call.layouts, axes.inputs, strict=True):
         placement = layout.placements[mesh_axis]
         if type(placement) is Shard:
-            start = layout.ndim - len(letters) if axes.place is None else axes.place
-            if start <= placement.axis < start + len(letters):
+            start = layout.ndim - len(letters)
+            if placement.axis >= start:
                 return letters[placement.axis - start]
     return None
 
@@ -216,8 +197,6 @@ def _letter_cut(step: Step, axes: Axes, mesh_axis: int) -> str | None:
 def _bind(step: Step) -> Callable[..., Any]:
     axes: Axes = step.call.static
     function, options = step.op.local, dict(axes.options)
-    if axes.place is not None:
-        options["axis"] = axes.place
     keys = [_own_part(step, layout) for layout in step.outputs]
 
     def call(*blocks: Any) -> Any:
@@ -236,9 +215,7 @@ def _bind(step: Step) -> Callable[..., Any]:
 
 def _own_part(step: Step, layout: Layout) -> tuple[slice, ...] | None:
     """Return where the block of a result is in what this process computes; None: it is all."""
-    axes: Axes = step.call.static
-    at = step.partial.ndim if axes.place is None else axes.place
-    core = range(at, at + layout.ndim - step.partial.ndim)
+    core = range(step.partial.ndim, layout.ndim)
     if all(layout.partition(axis).count == 1 for axis in core):
         return None
     box = layout.local_box()
