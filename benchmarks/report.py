@@ -7,6 +7,7 @@ from pathlib import Path
 
 ORDER = (
     "plain copy",
+    "limit",
     "NumPy",
     "without communication",
     "the bytes alone",
