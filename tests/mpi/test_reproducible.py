@@ -12,7 +12,7 @@ from distarray.layout import Replicate, Shard
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
-DIGEST = "6a8ae9f61d17884d66854351a340c219064cb6e8912bb65b62280974d5dc8c99"
+DIGEST = "3df05ce6ae98fe2b58636d63e3584a29b19ae6bf5b811a615530c142425888ca"
 """Of all results; the same literal on 1, 2, 3, 4 and 8 ranks shows that none depends on them."""
 
 
@@ -21,7 +21,8 @@ def results(*placements: da.Placement) -> list[da.DistArray]:
     mesh = da.default_mesh()
     shape = (211, 97)
     x = rng.standard_normal(shape, mesh=mesh, placements=placements)
-    y = x * 10.0 ** rng.integers(-12, 12, shape, mesh=mesh, placements=placements)
+    exponents = rng.integers(-40, 40, shape, mesh=mesh, placements=placements)
+    y = da.ldexp(x, exponents)  # exact, as powers of other bases are not on every processor
     z = y[::-1] - y * (1 + 2**-40) + x * 1e-30  # which cancels
     same = {"reproducible": True}
     return [
