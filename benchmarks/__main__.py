@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import machine, memory_report, report
-from distarray.comm import _machine
+from distarray.comm.kernels import _machine
 
 SUITES = {
     "redistribution": (2, 4),

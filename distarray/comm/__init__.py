@@ -46,8 +46,6 @@ from distarray.comm._log import (
     recording,
     register_worker_test,
 )
-from distarray.comm._machine import load as load_measured
-from distarray.comm._machine import store as store_measured
 from distarray.comm._packing import copy_box, copy_boxes, lies_in_long_runs, pack
 from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
 from distarray.comm._requests import Request
@@ -64,6 +62,8 @@ from distarray.comm._states import (
 from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import background_work, waiting
 from distarray.comm.kernels._loop_nest import fill
+from distarray.comm.kernels._machine import load as load_measured
+from distarray.comm.kernels._machine import store as store_measured
 from distarray.comm.simulated._ranks import simulate, simulated_world
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What one rank has, scattered to all ranks of a mesh, and what all have, gathered on one.
+"""Scatter of what one rank has to all ranks of a mesh, and gather of what all have on one.
 
 Each item travels once: where several ranks have the same block, those in the root's row of the
 mesh take part, and blocks are copied further from there.

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from distarray.comm import _machine
-from distarray.comm.kernels import _jit
+from distarray.comm.kernels import _jit, _machine
 from distarray.comm.kernels._jit import Kernel
 
 _ROUNDS: Final = 3

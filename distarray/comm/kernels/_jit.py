@@ -28,8 +28,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _machine
 from distarray.comm._settings import setting
+from distarray.comm.kernels import _machine
 from distarray.errors import ArgumentError
 
 JOBS: Final = (

@@ -1,4 +1,4 @@
-"""Whether an operation may move data that the user did not ask to move."""
+"""The communication policy: it decides on data that an operation moves without being asked."""
 
 from __future__ import annotations
 

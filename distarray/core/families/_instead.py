@@ -1,4 +1,4 @@
-"""What to write instead of names of NumPy's that are not there, where there is something better.
+"""Remedies for names of NumPy's that are not there, where there is something better to write.
 
 Better than to call NumPy's function on the whole array, or on blocks. Names are paths inside of
 NumPy; some are of its older versions, from which scripts still have them.

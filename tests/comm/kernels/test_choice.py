@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distarray.comm import _block_reduction, _machine, _packing
-from distarray.comm.kernels import _choice, _jit, _loop_nest
+from distarray.comm import _block_reduction, _packing
+from distarray.comm.kernels import _choice, _jit, _loop_nest, _machine
 from distarray.errors import ArgumentError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distarray.comm import _machine
-from distarray.comm.kernels import _jit, _threads
+from distarray.comm.kernels import _jit, _machine, _threads
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distarray.comm import _machine
+from distarray.comm.kernels import _machine
 
 
 @pytest.fixture(autouse=True)
