@@ -32,7 +32,7 @@ from distarray.comm.kernels import choices
 from distarray.comm.mpi._start import import_mpi
 from distarray.comm.shared_memory import _node
 from distarray.layout import bytes_text, seconds_text, table
-from distarray.redistribute import CostModel, pace
+from distarray.redistribute import CostModel, look_up
 
 _OPTIONAL = ("cupy", "torch", "h5py", "zarr", "matplotlib")
 _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -138,20 +138,26 @@ def bench() -> None:
     if comm.rank:
         return
     print(f"{comm.size} rank{'s' * (comm.size > 1)} on this node, all at once\n")
-    header = ("bytes", "copy", "reduce two", "fill")
-    rows = [
-        (bytes_text(n), *(f"{pace(curve, n) / 1e9:.1f} GB/s" for curve in curves))
-        for curves in [(model.copy, model.reduce, model.fill)]
-        for n, _ in model.copy
-    ]
+    moves = {
+        "copy own": model.cut,
+        "copy others'": model.exchange,
+        "reduce": model.reduce,
+        "all-reduce": model.all_reduce,
+    }
+    header = ("bytes", *moves, *(f"{name}, runs of 64" for name in list(moves)[:3]))
+    rows = []
+    for n, _ in model.exchange[-1][1]:
+        times = [look_up(grid, n, 0.0, n / model.ranks) for grid in moves.values()]
+        times += [look_up(grid, n, 64.0, n / model.ranks) for grid in list(moves.values())[:3]]
+        rows.append((bytes_text(n), *map(seconds_text, times)))
     print(table(header, rows))
-    begun = [
-        ("a step", seconds_text(model.step)),
-        ("a round", seconds_text(model.round_near)),
-        ("a transfer", seconds_text(model.message_near)),
-    ]
+    limits = []
+    for name, grid in (("copy", model.cut), ("read, to reduce", model.reduce)):
+        nbytes, seconds = grid[-1][1][-1]  # of whole blocks, the largest
+        limits.append((name, f"{nbytes / seconds / 1e9:.1f} GB/s"))
+    limits.append(("an exchange", seconds_text(look_up(model.exchange, 1.0, 0.0, 1.0))))
     print()
-    _print("what it takes to begin", begun)
+    _print("limits of a rank", limits)
     chosen = sorted(choices().items())
     _print("kernels chosen", chosen or [("none yet", "they are chosen while programs run")])
     print(f"kept in {path}" if path else "not kept: no folder can be written")

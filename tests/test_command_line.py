@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import distarray as da
+from distarray import _bench
 from distarray.__main__ import main
+from distarray.redistribute import forget_speeds
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -130,13 +132,22 @@ def test_plan_counts_nodes_and_the_network(capsys):
     assert f"{da.layout.bytes_text(25e9 / 64)}/s for each rank" in told
 
 
-def test_bench_keeps_what_plans_then_tell(tmp_path):
-    made = {"NUMBA_CACHE_DIR": str(tmp_path), "DISTARRAY_KERNELS": "numpy"}
-    assert "typical speeds" in command("plan", "64x64", "2", "S0", "S1", **made)
-    told = command("bench", ranks=2, **made)
-    assert "2 ranks on this node" in told
-    assert all(words in told for words in ("64.0 MiB", "a round", "kernels chosen", str(tmp_path)))
-    assert "measured on this machine" in command("plan", "64x64", "2", "S0", "S1", **made)
+def test_bench_keeps_what_plans_then_tell(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_bench, "_SIZES", (1 << 12, 1 << 20))
+    monkeypatch.setattr(_bench, "_WORK", 1 << 20)
+    monkeypatch.setattr(_bench, "_SECONDS", 1e-3)
+    forget_speeds()
+    main(["plan", "64x64", "2", "S0", "S1"])
+    assert "typical speeds" in capsys.readouterr().out
+    main(["bench"])
+    told = capsys.readouterr().out
+    assert "1 rank on this node" in told
+    assert all(words in told for words in ("1.0 MiB", "GB/s", "kernels chosen", str(tmp_path)))
+    main(["plan", "64x64", "2", "S0", "S1"])
+    assert "measured on this machine" in capsys.readouterr().out
+    monkeypatch.undo()
+    forget_speeds()
 
 
 def test_layout_is_drawn(capsys):

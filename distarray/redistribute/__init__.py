@@ -8,7 +8,7 @@ from distarray.redistribute._background import (
     run_now,
 )
 from distarray.redistribute._blocks import kept_partial
-from distarray.redistribute._cost import DEFAULT_MODEL, CostModel, Curve, MeasuredModel, pace
+from distarray.redistribute._cost import DEFAULT_MODEL, CostModel, Grid, MeasuredModel, look_up
 from distarray.redistribute._execute import (
     Piece,
     clear_plans,
@@ -26,7 +26,7 @@ from distarray.redistribute._speeds import forget_speeds, keep_speeds
 __all__ = [
     "DEFAULT_MODEL",
     "CostModel",
-    "Curve",
+    "Grid",
     "Handle",
     "MeasuredModel",
     "Packed",
@@ -39,7 +39,7 @@ __all__ = [
     "gather_to",
     "keep_speeds",
     "kept_partial",
-    "pace",
+    "look_up",
     "plan",
     "read_in_place",
     "read_local",

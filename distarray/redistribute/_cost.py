@@ -6,9 +6,11 @@ rank: plans must agree. Bytes dominate long blocks, messages short ones.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from distarray.layout import AbstractMesh, Layout
@@ -53,8 +55,6 @@ class Traffic(NamedTuple):
         Stretches of consecutive values that are copied or reduced.
     filled
         Values set to an identity first.
-    lent
-        Size of the old block, which others read.
     """
 
     received: float = 0.0
@@ -68,7 +68,6 @@ class Traffic(NamedTuple):
     combined: float = 0.0
     runs: float = 0.0
     filled: float = 0.0
-    lent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,79 +162,98 @@ DEFAULT_MODEL = CostModel()
 
 
 Curve = tuple[tuple[float, float], ...]
-"""Pairs of bytes, ascending, and of how fast, a second, a rank does something with so many."""
+"""Pairs of bytes, ascending, and of the seconds that a move of so many takes."""
+
+Grid = tuple[tuple[float, Curve], ...]
+"""A curve for each length of runs in bytes, ascending; the last one, of whole blocks, for 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel(CostModel):
-    """Speeds that have been measured, of a node whose ranks read each other's blocks in place.
+    """Times of moves that have been measured, on a node whose ranks read each other's blocks.
 
     It tells how long a plan takes; ranks, which may have measured differently, do not plan by it.
-    The speeds are those of all ranks at once, as they share caches and memory.
+    The times are those of all ranks at once, as they share caches and memory. Between nodes the
+    network comes on top: what is packed and unpacked there costs about what is read in place.
 
     Attributes
     ----------
-    step
-        Seconds that a step takes before it moves anything.
-    run, reduced_run
-        How many stretches of consecutive values are begun in a second to be copied, and to be
-        reduced, by all their bytes.
-    copy, reduce, fill
-        How fast blocks are copied, read to be reduced, and filled, by their bytes.
-    fresh
-        How fast small blocks are lent, which their owner copies for the others in each exchange:
-        these read them out of its caches.
+    ranks
+        How many ranks have measured.
+    cut, fill, exchange, reduce, all_reduce
+        Times of each kind of step: local ones that cut a block, or surround it by an identity;
+        those that copy from other ranks; those that reduce, by the bytes that are read; and those
+        that reduce for all ranks.
     """
 
-    step: float = 0.0
-    run: Curve = ()
-    reduced_run: Curve = ()
-    copy: Curve = ()
-    reduce: Curve = ()
-    fill: Curve = ()
-    fresh: Curve = ()
+    ranks: int = 1
+    cut: Grid = ()
+    fill: Grid = ()
+    exchange: Grid = ()
+    reduce: Grid = ()
+    all_reduce: Grid = ()
 
     def seconds(self, traffic: Traffic, itemsize: int) -> float:
         """Return the estimated seconds of a step."""
-        far = traffic.remote
-        moved = max(traffic.received, traffic.sent) * far * itemsize
-        fetched = (traffic.received - traffic.combined) * (1.0 - far)
+        moved = max(traffic.received, traffic.sent) * traffic.remote * itemsize
+        nbytes = max(traffic.written, traffic.reduced) * itemsize
+        begun = traffic.copied + traffic.received - traffic.combined + traffic.reduced
+        run = begun * itemsize / traffic.runs if traffic.runs else 0.0
         return (
-            self.step
-            + self.latency(traffic)
+            self._network_latency(traffic)
             + moved / self.bandwidth_far
-            + _along(self.copy, (fetched + traffic.copied) * itemsize)
-            + _along(self.reduce, traffic.reduced * itemsize)
-            + _along(self.fill, traffic.filled * itemsize)
-            + self._of_runs(traffic, itemsize)
-            + self._of_fresh(traffic, itemsize)
+            + self._on_a_node(traffic, nbytes, run)
         )
 
-    def _of_runs(self, traffic: Traffic, itemsize: int) -> float:
-        nbytes = (traffic.received - traffic.combined + traffic.copied + traffic.reduced) * itemsize
-        curve = self.reduced_run if traffic.reduced else self.run
-        return traffic.runs / pace(curve, nbytes) if curve and nbytes else 0.0
+    def latency(self, traffic: Traffic) -> float:
+        """Return the seconds that a step takes however few values it moves."""
+        return self._network_latency(traffic) + self._on_a_node(traffic, 1.0, 1.0)
 
-    def _of_fresh(self, traffic: Traffic, itemsize: int) -> float:
-        if not self.fresh or traffic.lent * itemsize > self.fresh[-1][0]:
-            return 0.0
-        return _along(self.fresh, traffic.lent * (1.0 - traffic.remote) * itemsize)
+    def _network_latency(self, traffic: Traffic) -> float:
+        far = traffic.remote
+        others = max(traffic.messages * (1.0 - far) - self.ranks + 1, 0.0)  # than have measured
+        rounds = traffic.rounds * self.round_far if far else 0.0
+        return traffic.messages * far * self.message_far + others * self.message_near + rounds
+
+    def _on_a_node(self, traffic: Traffic, nbytes: float, run: float) -> float:
+        if not traffic.rounds:
+            if not traffic.written:
+                return 0.0
+            grid = self.fill if traffic.filled else self.cut
+        elif traffic.rounds > 1:
+            grid = self.all_reduce
+        else:
+            grid = self.reduce if traffic.reduced else self.exchange
+        return look_up(grid, nbytes, run, nbytes / self.ranks)
+
+
+def look_up(grid: Grid, nbytes: float, run: float, whole: float) -> float:
+    """Return the seconds for so many bytes in runs of a length, those of whole blocks if longer.
+
+    They are interpolated over logarithms, and grow with the bytes beyond the last ones measured.
+    """
+    if not grid or not nbytes:
+        return 0.0
+    *shorter, (_, last) = grid
+    known = [(log2(length), curve) for length, curve in shorter if length < whole]
+    known.append((log2(max(whole, 1.0)), last))
+    at = [(place, _along(curve, nbytes)) for place, curve in known]
+    return 2.0 ** _between(at, log2(max(run, 1.0)) if run else at[-1][0])
 
 
 def _along(curve: Curve, nbytes: float) -> float:
-    """Return the seconds that so many bytes take."""
-    return nbytes / pace(curve, nbytes) if curve and nbytes > 0 else 0.0
+    """Return the logarithm of the seconds that so many bytes take."""
+    beyond = max(log2(nbytes / curve[-1][0]), 0.0)
+    return beyond + _between([(log2(n), log2(seconds)) for n, seconds in curve], log2(nbytes))
 
 
-def pace(curve: Curve, nbytes: float) -> float:
-    """Return the pace for so many bytes, interpolated over their logarithm."""
-    low, found = curve[0]
-    for high, other in curve[1:]:
-        if low <= nbytes < high:
-            return found + (other - found) * log2(nbytes / low) / log2(high / low)
-        if nbytes >= high:
-            low, found = high, other
-    return found
+def _between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Interpolate between points in order; before the first and after the last is as there."""
+    at = bisect_right(points, x, key=itemgetter(0))
+    if at in (0, len(points)):
+        return points[max(at - 1, 0)][1]
+    (low, found), (high, other) = points[at - 1 : at + 1]
+    return found + (other - found) * (x - low) / (high - low)
 
 
 def step_seconds(step: Step, model: CostModel) -> float:
@@ -285,7 +303,6 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
             rounds=2,
             combined=moved / 2,
             runs=1 + messages,
-            lent=size,
         )
     choice = choose_replicas(step.src, step.dst)
     received = sent = _schedule.count_received(step.src, step.dst, rank)
@@ -309,7 +326,6 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
         remote=remote,
         combined=received if reduces else 0,
         runs=_runs(step, size) * choice.contributions,
-        lent=_size_at(step.src, rank),
     )
 
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 import contextlib
 from functools import cache
 from math import log2
-from typing import Final
+from typing import Any, Final
 
 from distarray.comm import load_measured, store_measured
-from distarray.redistribute._cost import MeasuredModel
+from distarray.redistribute._cost import Grid, MeasuredModel
 
 _FILE: Final = "speeds"
-_CURVES: Final = ("copy", "reduce", "fill", "fresh", "run", "reduced_run")
-_FIELDS: Final = ("round_near", "message_near", "step", *_CURVES)
+_GRIDS: Final = ("cut", "fill", "exchange", "reduce", "all_reduce")
 
 
-def keep_speeds(model: MeasuredModel, ranks: int) -> str:
-    """Keep the speeds of a node with so many ranks; return where, or nothing where it cannot."""
-    fields = {name: getattr(model, name) for name in _FIELDS}
-    path = store_measured(_FILE, {**load_measured(_FILE), str(ranks): fields})
+def keep_speeds(model: MeasuredModel) -> str:
+    """Keep the speeds of a node; return where, or nothing where it cannot."""
+    grids = {name: getattr(model, name) for name in _GRIDS}
+    path = store_measured(_FILE, {**load_measured(_FILE), str(model.ranks): grids})
     return "" if path is None else str(path)
 
 
@@ -41,10 +40,20 @@ def known_speeds(ranks: int) -> MeasuredModel | None:
 @cache
 def _kept() -> dict[int, MeasuredModel]:
     found = {}
-    for name, fields in load_measured(_FILE).items():
+    for ranks, kept in load_measured(_FILE).items():
         # What another version has kept is left alone.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            for key in _CURVES:
-                fields[key] = tuple([(n, speed) for n, speed in fields[key]])
-            found[int(name)] = MeasuredModel(**fields)
+            cut, fill, exchange, reduce, all_reduce = (_grid(kept[name]) for name in _GRIDS)
+            found[int(ranks)] = MeasuredModel(
+                ranks=int(ranks),
+                cut=cut,
+                fill=fill,
+                exchange=exchange,
+                reduce=reduce,
+                all_reduce=all_reduce,
+            )
     return found
+
+
+def _grid(kept: Any) -> Grid:
+    return tuple([(run, tuple([(n, seconds) for n, seconds in curve])) for run, curve in kept])

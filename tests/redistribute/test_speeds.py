@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +13,39 @@ from distarray.comm import init_device_mesh, store_measured
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
 from distarray.redistribute import (
     CostModel,
+    Grid,
     MeasuredModel,
+    _speeds,
     forget_speeds,
     keep_speeds,
-    pace,
+    look_up,
     plan,
 )
 
 R, P = Replicate(), Partial()
 MESH = AbstractMesh((2,))
+MIB = 1 << 20
+
+
+def grid(pace: float) -> Grid:
+    """Twice the time for each quarter of a run's length; 1 ms at least."""
+    sizes = (1024.0, 64.0 * MIB)
+    curves = [
+        (run, tuple((n, 1e-3 + slow * n / pace) for n in sizes))
+        for run, slow in [(64.0, 4.0), (256.0, 2.0), (0.0, 1.0)]
+    ]
+    return tuple(curves)
+
+
 MODEL = MeasuredModel(
-    round_near=1e-5,
-    message_near=1e-6,
-    step=1e-4,
-    copy=((1e3, 2e9), (1e6, 1e9)),
-    reduce=((1e3, 4e9),),
-    fill=((1e3, 8e9),),
-    fresh=((1e3, 1e8), (65536.0, 1e8)),
-    run=((1e3, 1e6),),
-    reduced_run=((1e3, 2e6),),
+    ranks=2,
+    cut=grid(8e9),
+    fill=grid(4e9),
+    exchange=grid(2e9),
+    reduce=grid(1e9),
+    all_reduce=grid(5e8)[-1:],
 )
+SLOW = tuple((run, tuple((n, 1.0) for n, _ in curve)) for run, curve in grid(1.0))
 
 
 @pytest.fixture(autouse=True)
@@ -47,45 +61,58 @@ def planned(src, dst, shape=(2048, 1024), mesh=MESH, **options):
     return plan(Layout(mesh, [src], shape), Layout(mesh, [dst], shape), "f8", **options)
 
 
-def keep(model: MeasuredModel, ranks: int) -> None:
-    assert keep_speeds(model, ranks)
+def keep(model: MeasuredModel) -> None:
+    assert keep_speeds(model)
     forget_speeds()
 
 
-def test_pace_is_interpolated_over_the_logarithm_of_the_bytes():
-    curve = ((16.0, 1.0), (64.0, 3.0), (256.0, 7.0))
-    assert [pace(curve, n) for n in (1, 16, 32, 64, 128, 256, 1e9)] == [1, 1, 2, 3, 5, 7, 7]
-
-
-BLOCK = 1024 * 1024 * 8  # bytes of half of the array
-BEGUN = 1e-4 + 1e-5 + 1e-6
+def test_times_are_interpolated_over_logarithms():
+    curves = ((16.0, ((16.0, 1.0), (64.0, 4.0))), (0.0, ((16.0, 1.0), (256.0, 1.0))))
+    of_runs = [look_up(curves, n, 16.0, 1e3) for n in (1, 16, 32, 64, 128)]
+    assert of_runs == pytest.approx([1, 1, 2, 4, 8]), "beyond the last one by the bytes"
+    between = [look_up(curves, 64, run, 256.0) for run in (1, 16, 64, 256, 1e9, 0)]
+    assert between == pytest.approx([4, 4, 2, 1, 1, 1])
+    assert look_up(curves, 64, 16.0, 16.0) == pytest.approx(1), "such runs are whole blocks"
 
 
 @pytest.mark.parametrize(
-    ("src", "dst", "seconds"),
+    ("src", "dst", "shape", "seconds"),
     [
-        (Shard(0), R, BEGUN + 2 * BLOCK / 1e9 + 1e-6),  # one run: the pieces are not counted
-        (Shard(0), Shard(1), BEGUN + BLOCK / 1e9 + 2048 / 1e6),
-        (P, Shard(0), BEGUN + 2 * BLOCK / 4e9 + 1e-6),
-        (R, Shard(1), 1e-4 + BLOCK / 1e9 + 2048 / 1e6),
-        (Shard(0), P, 1e-4 + BLOCK / 1e9 + 2 * BLOCK / 8e9 + 1e-6),
+        (R, Shard(0), (8 * MIB, 2), 1e-3 + 64 * MIB / 8e9),
+        (R, Shard(1), (MIB, 16), 1e-3 + 4 * 64 * MIB / 8e9),
+        (R, Shard(1), (MIB // 4, 64), 1e-3 + 2 * 64 * MIB / 8e9),
+        (R, P, (8 * MIB,), 1e-3 + 64 * MIB / 4e9),
+        (Shard(1), P, (MIB // 2, 16), 1e-3 + 4 * 64 * MIB / 4e9),
+        (Shard(0), R, (8 * MIB,), 1e-3 + 64 * MIB / 2e9),
+        (Shard(0), Shard(1), (MIB, 16), 1e-3 + 4 * 64 * MIB / 2e9),
+        (P, Shard(0), (8 * MIB,), 1e-3 + 64 * MIB / 1e9),
+        (P, Shard(1), (MIB // 2, 16), 1e-3 + 4 * 64 * MIB / 1e9),
+        (P, R, (8 * MIB,), 1e-3 + 64 * MIB / 5e8),
     ],
 )
-def test_seconds_are_those_of_what_a_rank_does(src, dst, seconds):
-    keep(MODEL, 2)
-    assert planned(src, dst).seconds == pytest.approx(seconds, rel=1e-3)
+def test_seconds_are_those_of_such_a_move(src, dst, shape, seconds):
+    keep(MODEL)
+    assert planned(src, dst, shape).seconds == pytest.approx(seconds, rel=1e-3)
 
 
-def test_small_blocks_are_read_out_of_their_owners_caches():
-    keep(MODEL, 2)
-    small = planned(Shard(0), R, (512,))
-    assert small.seconds == pytest.approx(BEGUN + 4096 / 1.8e9 + 2048 / 1e8 + 1e-6, rel=0.02)
+def test_network_and_further_ranks_come_on_top():
+    keep(MODEL)
+    mesh = AbstractMesh((4,))
+    more = planned(Shard(0), R, (1024,), mesh).seconds - planned(Shard(0), R, (1024,)).seconds
+    assert 0 < more < 1e-4
+    far = CostModel(ranks_per_node=2, bandwidth_far=1e6, round_far=2e-3, message_far=1e-6)
+    there = planned(Shard(0), R, (MIB,), mesh, model=far).seconds
+    assert there > 4 * MIB / 1e6
+    small = planned(Shard(0), R, (16,), mesh, model=far).seconds
+    assert small == pytest.approx(3e-3, rel=0.1), "a round, and the least of a move"
 
 
 def test_speeds_are_those_of_the_nearest_number_of_ranks_on_a_node():
-    keep(MODEL, 2)
-    keep(MeasuredModel(step=1.0), 8)
-    assert planned(Shard(0), R).seconds < 1 < planned(Shard(0), R, mesh=AbstractMesh((6,))).seconds
+    keep(MODEL)
+    keep(replace(MODEL, ranks=8, exchange=SLOW))
+    assert (
+        planned(Shard(0), R).seconds < 0.5 < planned(Shard(0), R, mesh=AbstractMesh((6,))).seconds
+    )
     several = CostModel(ranks_per_node=2)
     far = planned(Shard(0), R, mesh=AbstractMesh((16,)), model=several)
     assert far.seconds < 1, "two of its ranks are on a node"
@@ -94,14 +121,14 @@ def test_speeds_are_those_of_the_nearest_number_of_ranks_on_a_node():
 
 def test_plans_are_chosen_without_them():
     before = planned(P, R), planned(P, R).cost
-    keep(MeasuredModel(step=1.0, reduce=((1.0, 1.0),)), 2)
+    keep(replace(MODEL, all_reduce=SLOW))
     assert (planned(P, R), planned(P, R).cost) == before
-    assert planned(P, R).seconds > 1e6
+    assert planned(P, R).seconds > 100 * before[1]
 
 
 def test_explain_says_what_its_times_are():
     assert "typical speeds; python -m distarray bench" in planned(P, R).explain()
-    keep(MeasuredModel(step=1.0), 2)
+    keep(replace(MODEL, exchange=SLOW))
     told = planned(Shard(0), R).explain()
     assert "measured on this machine, of one node" in told
     assert "1.0 s" in told
@@ -111,7 +138,8 @@ def test_explain_says_what_its_times_are():
 
 
 @pytest.mark.parametrize(
-    "content", [{"2": {}}, {"2": []}, {"x": 1}, {"2": {"copy": 1}}, {"0": {"copy": 1}}]
+    "content",
+    [{"2": {}}, {"2": []}, {"x": 1}, {"2": {"cut": 1}}, {"2": dict.fromkeys(_speeds._GRIDS, 1)}],
 )
 def test_what_another_version_has_kept_is_left_alone(content):
     store_measured("speeds", content)
@@ -121,26 +149,18 @@ def test_what_another_version_has_kept_is_left_alone(content):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_all_speeds_are_measured(ranks, monkeypatch):
-    monkeypatch.setattr(_bench, "_SIZES", (1 << 12, 1 << 16, 1 << 18))
-    monkeypatch.setattr(_bench, "_RUNS", (1 << 14, 1 << 16))
-    monkeypatch.setattr(_bench, "_WORK", 1 << 19)
+def test_all_moves_are_measured(ranks, monkeypatch):
+    monkeypatch.setattr(_bench, "_SIZES", (1 << 12, 1 << 16))
+    monkeypatch.setattr(_bench, "_WORK", 1 << 17)
     monkeypatch.setattr(_bench, "_SECONDS", 1e-4)
     found = testing.simulate(
         ranks, lambda: _bench.measure(init_device_mesh((ranks,))), ranks_per_node=ranks
     )
     for model in found:
-        assert min(model.step, model.message_near, model.round_near + 1.0) > 0
-        curves = [
-            model.copy,
-            model.reduce,
-            model.fill,
-            model.run,
-            model.reduced_run,
-            *([model.fresh] * (ranks > 1)),
-        ]
-        for curve in curves:
-            assert np.diff([n for n, _ in curve]).min() > 0
-            assert min(speed for _, speed in curve) > 0
-    keep(found[0], ranks)
-    assert planned(Shard(0), Shard(1), mesh=AbstractMesh((ranks,))).speeds.copy == found[0].copy
+        assert [len(getattr(model, name)) for name in _speeds._GRIDS] == [5, 5, 5, 5, 1]
+        for name in _speeds._GRIDS:
+            for _, curve in getattr(model, name):
+                assert np.diff([n for n, _ in curve]).min(initial=1) > 0
+                assert min(seconds for _, seconds in curve) > 0
+    keep(found[0])
+    assert planned(Shard(0), Shard(1), mesh=AbstractMesh((ranks,))).speeds.cut == found[0].cut
