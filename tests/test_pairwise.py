@@ -39,3 +39,14 @@ def test_every_pair_of_values_is_kept_in_order(counts: tuple[int, ...]) -> None:
         assert len(kept) == len(items) + 1
     else:
         assert len(kept) < len(items)
+
+
+@pytest.mark.skipif(pairwise.ALL, reason="all combinations are wanted")
+def test_every_value_is_kept_where_single_ones_are_wanted() -> None:
+    items = [
+        SimpleNamespace(nodeid=f"test_x[{a}{b}]", callspec=SimpleNamespace(params={"a": a, "b": b}))
+        for a, b in itertools.product([(1,), (2,), (3,)], ["x", "y"])
+    ]
+    kept = [item.callspec.params for item in pairwise.choose(items, 1)]
+    assert len(kept) == 3
+    assert {chosen["b"] for chosen in kept} == {"x", "y"}
