@@ -15,6 +15,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core import (
     ABSENT,
+    ASSOCIATIVE,
     BaseArray,
     Call,
     Op,
@@ -86,30 +87,6 @@ Distribution: along a cut axis each block sends one item a line, to all at once,
 is sent. Partial inputs are reduced first.
 
 {example}"""
-
-
-ASSOCIATIVE = frozenset(
-    (
-        np.add,
-        np.multiply,
-        np.maximum,
-        np.minimum,
-        np.fmax,
-        np.fmin,
-        np.logical_and,
-        np.logical_or,
-        np.logical_xor,
-        np.bitwise_and,
-        np.bitwise_or,
-        np.bitwise_xor,
-        np.gcd,
-        np.lcm,
-        np.hypot,
-        np.logaddexp,
-        np.logaddexp2,
-    )
-)
-"""The ufuncs by which results of blocks combine, in floating point but for rounding."""
 
 
 def scan(name: str, what: str, ufunc: np.ufunc, function: Callable[..., Any]) -> Op:

@@ -14,6 +14,7 @@ import numpy as np
 
 from distarray.comm import _backend
 from distarray.core import (
+    ASSOCIATIVE,
     BaseArray,
     Call,
     Op,
@@ -41,7 +42,7 @@ from distarray.errors import ArgumentTypeError, AxisError, IndexingError
 from distarray.layout import Layout, counted, normalize_axis
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.statistical._reductions import by
-from distarray.ops.statistical._scans import ASSOCIATIVE, accumulation
+from distarray.ops.statistical._scans import accumulation
 from distarray.typing import Buffer
 
 # --- reduce --------------------------------------------------------------------------------------

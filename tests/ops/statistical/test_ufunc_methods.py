@@ -134,6 +134,21 @@ def test_other_ufunc_works_along_whole_axes_and_refuses_cut_ones(ufunc: np.ufunc
     assert all(messages == first for messages in others)
 
 
+@pytest.mark.parametrize("ufunc", [np.subtract, np.divide])
+def test_other_ufunc_reduces_large_blocks_in_order(ufunc: np.ufunc) -> None:
+    value = np.ones((20_000, 2))
+    value[:64] = 2
+    expected = ufunc.reduce(value, axis=0)
+
+    def program() -> None:
+        mesh = da.init_device_mesh((4,))
+        for placement in (da.Replicate(), da.Shard(1)):
+            x = da.distribute_array(value, mesh, [placement], src=None)
+            agrees(ufunc.reduce(x, axis=0), expected)
+
+    on_ranks(program)
+
+
 @pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda one: one.__name__)
 @settings(max_examples=8)
 @given(data=st.data())
