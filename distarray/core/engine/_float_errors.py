@@ -1,8 +1,8 @@
 """Errors that depend on values: what one rank's items make of a call, all ranks raise.
 
-`np.errstate` may turn divisions by zero and the like into errors, and text converts or not item by
-item. Which rank has such items the others cannot know, and would wait for it: so, and only so, all
-tell each other how a call went.
+`np.errstate` may turn divisions by zero and the like into errors, text converts or not item by
+item, and integers have no negative powers. Which rank has such items the others cannot know, and
+would wait for it: so, and only so, all tell each other how a call went.
 """
 
 from __future__ import annotations
@@ -69,6 +69,29 @@ def call_on_all(mesh: Any, name: str, call: Callable[[], T]) -> T:
 def call_alike(mesh: Any, name: str, call: Callable[[], T]) -> T:
     """Return `call()`; where floating-point errors raise, they do so on every rank."""
     return call_on_all(mesh, name, call) if errors_raise() else call()
+
+
+def refuses_items(ufunc: np.ufunc | None, dtype: Any) -> bool:
+    """Tell whether a ufunc refuses some items of a dtype: negative powers of integers."""
+    return ufunc is np.power and dtype.kind == "i"
+
+
+def call_refusing(mesh: Any, name: str, call: Callable[[], T]) -> T:
+    """Return `call()` of a ufunc that refuses some items; its error reaches every rank.
+
+    Raises
+    ------
+    ArgumentError
+        If there is such an item.
+    """
+
+    def convert() -> T:
+        try:
+            return call()
+        except ValueError as error:
+            raise ArgumentError(f"{name}: {error}; convert the items with astype") from error
+
+    return call_on_all(mesh, name, convert)
 
 
 def text_converts(before: Any, after: Any) -> bool:

@@ -36,7 +36,13 @@ from distarray.core._spec import Layouts, Panels, Spec
 from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, empty_block, move_all
 from distarray.core.engine._cache import Resolutions, cache, remember
-from distarray.core.engine._float_errors import call_alike, call_on_all, errors_raise
+from distarray.core.engine._float_errors import (
+    call_alike,
+    call_on_all,
+    call_refusing,
+    errors_raise,
+    refuses_items,
+)
 from distarray.core.engine._operands import lift_layouts, local_blocks, normalize_operands
 from distarray.core.engine._policy import permit, permit_exchange
 from distarray.core.engine._resolution import resolve
@@ -365,10 +371,13 @@ class Step:
             return self._exchanging(local)
         total = self.total
         if op.finish is None and self.adds is total:
+            dtypes = self.call.dtypes  # of several `check` tells
+            refuses = len(dtypes) == 1 and refuses_items(op.ufunc, dtypes[0])
+            call = call_refusing if refuses else call_on_all
 
             def simple(*blocks: Any) -> Any:
-                if errors_raise():
-                    return call_on_all(mesh, op.name, lambda: _fit(local(*blocks), total))
+                if refuses or errors_raise():
+                    return call(mesh, op.name, lambda: _fit(local(*blocks), total))
                 block = local(*blocks)
                 return block if block.__class__ is np.ndarray else _fit(block, total)
 

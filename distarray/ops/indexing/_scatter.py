@@ -18,7 +18,17 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import Communicator, _backend, group_rows, push_rows, take_rows
-from distarray.core import BaseArray, Call, Op, Step, call_alike, copy_block, run
+from distarray.core import (
+    BaseArray,
+    Call,
+    Op,
+    Step,
+    call_alike,
+    call_refusing,
+    copy_block,
+    refuses_items,
+    run,
+)
 from distarray.errors import ShapeError
 from distarray.layout import Layout, Shard
 from distarray.layout import box as boxes
@@ -148,6 +158,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     everywhere = not any(type(p) is Shard for p in found.index.placements)
     places = None if _lies_in_order(found.index, found.cutting) else _places(found.index)
     comm = index.communicator
+    call = call_refusing if refuses_items(ufunc, step.call.dtypes[-1]) else call_alike
     # Owners write such rows from where they lie; but kernels of GPUs would in any order.
     at_once = varies and ufunc is None and depth == 1 and places is None
 
@@ -172,7 +183,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         if ufunc is None:
             apply()
         else:
-            call_alike(step.output.mesh, step.op.name, apply)
+            call(step.output.mesh, step.op.name, apply)
         return block
 
     def send(

@@ -129,6 +129,11 @@ POWERS: dict[str, Callable[[Any], Any]] = {
     "partial": lambda y: y ** DistArray.from_local(
         np.array([1, -1, 0, 0, 0, -y.mesh.rank]), y.mesh, [Partial("sum")]
     ),
+    "reduce": lambda y: np.power.reduce(y[:, None] + np.zeros(2, int), axis=1),
+    "accumulate": lambda y: np.power.accumulate(y[:, None] + np.zeros(2, int), axis=1),
+    "reduceat": lambda y: np.power.reduceat(y[:, None] + np.zeros(2, int), [0], axis=1),
+    "at": lambda y: np.power.at(y.copy(), np.arange(6), y),
+    "at with numbers": lambda y: np.power.at(y[:3].copy(), np.arange(3), np.int64(-1)),
 }  # fmt: skip
 
 
