@@ -7,7 +7,8 @@ collected on every process, up to 128 MiB; all compute the same, bit for bit on 
 kind, and keep their part of it where the result has axes that were cut. `cholesky`, `solve`, `inv`,
 `det` and `slogdet` collect 8 MiB at most, and work on larger matrices in tiles that are dealt out
 to all processes; so do `qr`, `svd` and what follows from them on rows of tall matrices. Under
-`communication("raise")` either is an error. Blocks on GPUs are factorized on the host.
+`communication("raise")` either is an error. Blocks on GPUs are factorized on the host. Solvers in
+the room `iterative` need of a matrix what it does to vectors.
 """
 
 from distarray.linalg._factorizations import (
@@ -39,10 +40,22 @@ from distarray.linalg._solutions import (
     tensorinv,
     tensorsolve,
 )
+from distarray.linalg.iterative import (
+    bicgstab,
+    cg,
+    eigsh,
+    gmres,
+    lsqr,
+    minres,
+    power_iteration,
+    svds,
+)
 from distarray.ops import LinAlgError, matmul, matrix_transpose, tensordot, vecdot
 
 __all__ = [
     "LinAlgError",
+    "bicgstab",
+    "cg",
     "cholesky",
     "cond",
     "cross",
@@ -50,23 +63,29 @@ __all__ = [
     "diagonal",
     "eig",
     "eigh",
+    "eigsh",
     "eigvals",
     "eigvalsh",
+    "gmres",
     "inv",
+    "lsqr",
     "lstsq",
     "matmul",
     "matrix_norm",
     "matrix_power",
     "matrix_rank",
     "matrix_transpose",
+    "minres",
     "multi_dot",
     "norm",
     "outer",
     "pinv",
+    "power_iteration",
     "qr",
     "slogdet",
     "solve",
     "svd",
+    "svds",
     "svdvals",
     "tensordot",
     "tensorinv",

@@ -1,0 +1,592 @@
+"""Iterative solvers: SciPy's solutions and iterations, few reductions, the same end on all ranks."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.sparse as sparse
+import scipy.sparse.linalg as scipys
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distarray as da
+from distarray.comm import CommLog
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DTypeError,
+    ImplicitCommunicationError,
+    LinAlgError,
+    MeshError,
+    ShapeError,
+)
+from distarray.linalg.iterative import _vectors
+from distarray.testing import simulate
+from tests import peak_memory
+from tests.array.strategies import Case, cases, on_ranks
+from tests.on_device import host
+
+DTYPES = (np.float64, np.float32, np.complex128, np.int32)
+SQUARE = ("cg", "bicgstab", "gmres", "minres")
+
+
+def tolerance(dtype: Any) -> float:
+    return 1e-5 if np.dtype(dtype).char in "fF" else 1e-9
+
+
+def matrix(n: int, dtype: Any, kind: str = "definite", seed: int = 0) -> np.ndarray:
+    """Return a well-conditioned matrix of a kind."""
+    rng = np.random.default_rng(seed)
+    a = rng.normal(size=(n, n))
+    if np.dtype(dtype).kind == "c":
+        a = a + 1j * rng.normal(size=(n, n))
+    found = {
+        "definite": lambda: a @ a.conj().T / max(n, 1) + np.eye(n),
+        "hermitian": lambda: (a + a.conj().T) / 2 + np.diag(3.0 * n * (-1.0) ** np.arange(n)),
+        "any": lambda: a + 3 * n * np.eye(n),
+    }[kind]()
+    return found.astype(np.float64 if np.dtype(dtype).kind == "i" else dtype)
+
+
+KINDS = {"cg": "definite", "minres": "hermitian", "gmres": "any", "bicgstab": "any"}
+
+
+def applied(a: np.ndarray) -> Any:
+    """Return a matrix as a function of arrays of any number of axes."""
+    return lambda x: da.reshape(da.matmul(a, da.reshape(x, (-1,))), x.shape)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_systems_are_solved_in_every_layout(data: Any) -> None:
+    solver = data.draw(st.sampled_from(SQUARE))
+    case: Case = data.draw(cases(DTYPES, ("sum",)))
+    begins, preconditioned = data.draw(st.booleans()), data.draw(st.booleans())
+    size = math.prod(case.shape)
+    a = matrix(size, case.value.dtype, KINDS[solver])
+    eps = tolerance(a.dtype)
+    inverse = np.diag(1 / np.abs(np.diag(a)))
+
+    def program() -> Any:
+        b = case.build()
+        options: dict[str, Any] = {"rtol": eps}
+        if begins:
+            options["x0"] = da.ones(case.shape, np.float32, mesh=b.mesh)
+        if preconditioned:
+            options["M"] = applied(inverse)
+        if b.mesh.coordinate is None:
+            with pytest.raises(MeshError, match="not in"):
+                getattr(da.linalg, solver)(applied(a), b, **options)
+            return None
+        before = host(b.to_local().copy())
+        x, info = getattr(da.linalg, solver)(applied(a), b, **options)
+        assert info == 0
+        assert x.layout == b.layout.without_partial()
+        assert x.dtype == a.dtype
+        np.testing.assert_array_equal(host(b.to_local()), before)
+        found = np.asarray(x).reshape(-1)
+        residual = np.linalg.norm(a @ found - case.value.reshape(-1))
+        scale = np.linalg.norm(case.value) + 10 * np.linalg.norm(found) * (solver == "minres")
+        assert residual <= 30 * eps * scale * max(np.linalg.norm(a, 2), 1) ** (solver == "minres")
+        return found.tobytes()
+
+    assert len({*filter(None, on_ranks(program))}) <= 1
+
+
+def poisson(n: int) -> Any:
+    return sparse.diags_array([-1, 2.1, -1], offsets=[-1, 0, 1], shape=(n, n)).tocsr()
+
+
+def stencil(x: Any) -> Any:
+    """Multiply by `poisson`, with the neighbours' edges."""
+
+    def apply(block: np.ndarray) -> np.ndarray:
+        found = 2.1 * block
+        found[1:] -= block[:-1]
+        found[:-1] -= block[1:]
+        return found
+
+    return da.map_overlap(apply, x, width=1, boundary=0)
+
+
+@pytest.mark.parametrize("solver", SQUARE)
+@pytest.mark.parametrize("ranks", (1, 2, 4))
+def test_iterations_are_as_many_as_scipys(solver: str, ranks: int) -> None:
+    n = 50
+    b = np.random.default_rng(1).normal(size=n)
+    steps: list[Any] = []
+    options: dict[str, Any] = {"callback_type": "pr_norm"} if solver == "gmres" else {}
+    theirs, _ = getattr(scipys, solver)(
+        poisson(n), b, rtol=1e-7, callback=lambda _: steps.append(0), **options
+    )
+
+    def program() -> None:
+        own: list[Any] = []
+        x, info = getattr(da.linalg, solver)(
+            stencil, da.asarray(b), rtol=1e-7, callback=lambda _: own.append(0)
+        )
+        assert info == 0
+        assert abs(len(own) - len(steps)) <= (solver == "minres")
+        residual = np.linalg.norm(poisson(n) @ np.asarray(x) - b)
+        if solver != "minres":  # it ends relative to norms that it estimates
+            assert residual <= 1.01e-7 * np.linalg.norm(b)
+        assert residual <= 1.01 * np.linalg.norm(poisson(n) @ theirs - b) + 1e-6
+
+    simulate(ranks, program)
+
+
+REDUCTIONS = {"cg": (1, 2), "minres": (2, 1), "bicgstab": (2, 2)}
+"""Of an iteration; and of the beginning, and of the end after the last one allowed."""
+
+
+@pytest.mark.parametrize("solver", REDUCTIONS)
+def test_an_iteration_makes_as_few_reductions_as_it_says(solver: str) -> None:
+    each, others = REDUCTIONS[solver]
+
+    def program() -> None:
+        b = da.asarray(np.random.default_rng(1).normal(size=64))
+        d = da.arange(1.0, 65.0)
+        for steps in (1, 2, 7):
+            with CommLog() as log, da.communication("raise"):
+                getattr(da.linalg, solver)(lambda x: d * x, b, rtol=0, maxiter=steps)
+            assert log.count() == log.count("all_reduce") == each * steps + others
+            assert log.bytes() <= log.count() * 2 * 5 * 8 * 3
+
+    simulate(4, program)
+
+
+def test_bases_make_a_reduction_for_each_vector_or_two() -> None:
+    def program() -> None:
+        b = da.asarray(np.random.default_rng(1).normal(size=200))
+        d = da.asarray(np.random.default_rng(2).normal(size=200))
+        with CommLog() as log:
+            da.linalg.gmres(lambda x: d * x, b, rtol=0, restart=10, maxiter=3)
+        assert 3 * 10 + 3 <= log.count() == log.count("all_reduce") <= 2 * 3 * 10 + 3
+        with CommLog() as log:
+            da.linalg.power_iteration(lambda x: d * x, b, maxiter=10, rtol=0)
+        assert log.count() == 12
+        a = SimpleNamespace(matvec=lambda x: d * x, rmatvec=lambda x: d * x)
+        with CommLog() as log:
+            da.linalg.lsqr(a, b, iter_lim=9, atol=0, btol=0)
+        assert log.count() == 2 * 9 + 2
+        with CommLog() as log, pytest.raises(LinAlgError, match="found .* of 3 eigenvalues in 2"):
+            da.linalg.eigsh(lambda x: d * x, 3, v0=b, maxiter=2)
+        assert log.count("broadcast") == 2
+        assert log.count("all_reduce") <= 1 + 2 * (20 + 8)
+
+    simulate(4, program)
+
+
+def test_replicas_that_round_otherwise_end_alike() -> None:
+    """Of processes with the same block one counts, so that processors may differ."""
+    a = matrix(6, np.float64)
+
+    def program() -> tuple[Any, ...]:
+        mesh = da.init_device_mesh((2, 2), ("rows", "copies"))
+        b = da.distribute_array(np.arange(6.0), mesh, [da.Shard(0), da.Replicate()], src=None)
+        b.to_local()[...] *= 1 + mesh.coordinate[1] * 1e-13
+        found = []
+        for solver in SQUARE:
+            sizes: list[Any] = []
+            apply = applied(a)
+            options = {"callback": sizes.append} if solver == "gmres" else {}
+            _, info = getattr(da.linalg, solver)(apply, b, rtol=1e-13, maxiter=40, **options)
+            found += [info, *sizes]
+        w, _ = da.linalg.eigsh(applied(a), 2, v0=b)
+        return (*found, w.to_local().tobytes())
+
+    assert len(set(simulate(4, program))) == 1
+
+
+def test_images_may_be_the_argument_a_view_of_it_or_the_same_memory_each_time() -> None:
+    n = 2000
+    value = np.random.default_rng(0).normal(size=n)
+    value += value[::-1]
+
+    def program() -> None:
+        b = da.asarray(value)
+        out = da.zeros(n)
+
+        def twice(x: Any) -> Any:
+            np.multiply(x.to_local(), 2, out=out.to_local())
+            return out
+
+        scaled = 1 + np.arange(n) % 5
+
+        def scale(x: Any) -> Any:
+            np.multiply(x.to_local(), scaled[slice(*x.layout.local_box()[0])], out=out.to_local())
+            return out
+
+        for solver in SQUARE:
+            solve = getattr(da.linalg, solver)
+            for apply, expected in (
+                (lambda x: x, value),
+                (lambda x: x[::-1], value[::-1]),
+                (twice, value / 2),
+            ):
+                x, info = solve(apply, b, rtol=1e-10)
+                assert info == 0
+                np.testing.assert_allclose(np.asarray(x), expected, rtol=1e-8)
+                x, info = solve(lambda x: 4 * x, b, M=apply, rtol=1e-10)
+                np.testing.assert_allclose(np.asarray(x), value / 4, rtol=1e-8)
+            x, info = solve(scale, b, rtol=1e-10)
+            np.testing.assert_allclose(np.asarray(x), value / scaled, rtol=1e-6, atol=1e-8)
+
+    with mock.patch.object(_vectors, "_PASS_BYTES", 1 << 14):  # several tiles
+        simulate(1, program)
+
+
+@pytest.mark.parametrize("solver", SQUARE)
+def test_nothing_to_solve_and_what_cannot_be_solved(solver: str) -> None:
+    solve = getattr(da.linalg, solver)
+
+    def program() -> None:
+        def never(x: Any) -> Any:
+            raise AssertionError
+
+        b = da.asarray([1.0, 2.0, 3.0, 4.0])
+        for zero in (da.zeros(5), da.zeros(0), da.zeros((3, 0, 2))):
+            x, info = solve(never, zero)
+            assert (info, x.shape, float(da.sum(abs(x)))) == (0, zero.shape, 0)
+        x, info = solve(lambda x: 2 * x, da.zeros(4), x0=b)
+        assert (info, float(abs(x).max())) == (0, 0)
+        x, info = solve(lambda x: 2 * x, da.asarray(3.0))  # an array without axes
+        assert (float(x), info) == (1.5, 0)
+        for wrong in (np.nan, np.inf):
+            x, info = solve(lambda x: 2 * x, da.asarray([1.0, wrong, 0.0, 0.0]))
+            assert info == -1
+        x, info = solve(lambda x: x * np.nan, b)
+        assert info == -1
+        assert bool(da.all(x == 0))
+        x, info = solve(lambda x: 0 * x, b)  # nothing comes closer
+        assert info == (0 if solver == "minres" else -11 if solver == "bicgstab" else -1)
+        x, info = solve(lambda x: 2 * x, b, x0=b / 2)
+        assert info == 0
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(b) / 2)
+        x, info = solve(lambda x: x * da.asarray([1.0, 10, 100, 1000]), b, maxiter=1, rtol=1e-14)
+        assert info == (0 if solver == "gmres" else 1)
+        for tiny in (b * 1e-170, b.astype(np.float32) * np.float32(1e-30)):
+            with pytest.raises(LinAlgError, match="b is so small"):
+                solve(lambda x: 2 * x, tiny)
+
+    simulate(3, program)
+
+
+def test_minres_finds_the_smallest_residual_of_a_singular_system_and_shifts() -> None:
+    d, value = np.array([0.0, 1, -2, 3, 4]), np.arange(5.0) + 1
+
+    def program() -> None:
+        b = da.asarray(value)
+        x, info = da.linalg.minres(lambda x: x * d, b, rtol=1e-12)
+        assert info == 0
+        np.testing.assert_allclose(np.asarray(x)[1:], value[1:] / d[1:], rtol=1e-8)
+        for x0 in (None, da.ones(5)):
+            x, info = da.linalg.minres(lambda x: x * d, b, x0, shift=0.5, rtol=1e-12)
+            np.testing.assert_allclose(np.asarray(x), value / (d - 0.5), rtol=1e-8)
+        with pytest.raises(LinAlgError, match="M is not positive definite"):
+            da.linalg.minres(lambda x: x * d, b, M=lambda x: -x)
+
+    simulate(2, program)
+
+
+def test_gmres_begins_anew_and_tells_how_far_it_is() -> None:
+    a, value = matrix(30, np.float64) + np.triu(np.ones((30, 30)), 1) * 0.3, np.arange(30.0)
+
+    def program() -> None:
+        b = da.asarray(value)
+        sizes: list[float] = []
+        x, info = da.linalg.gmres(applied(a), b, restart=7, rtol=1e-9, callback=sizes.append)
+        assert info == 0
+        assert len(sizes) > 14
+        assert sizes[-1] <= 1e-9 < sizes[-2]
+        residual = np.linalg.norm(a @ np.asarray(x) - value) / np.linalg.norm(value)
+        assert abs(residual - sizes[-1]) < 1e-12
+        found: list[Any] = []
+        _, info = da.linalg.gmres(
+            applied(a), b, restart=3, rtol=0, maxiter=4, callback=found.append, callback_type="x"
+        )
+        assert info == 4
+        assert [one.shape for one in found] == [b.shape] * 4
+
+    simulate(3, program)
+
+
+# --- least squares -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ((20, 6), (6, 20), (9, 9)))
+@pytest.mark.parametrize("dtype", (np.float64, np.float32, np.complex128))
+@pytest.mark.parametrize("damp", (0.0, 0.7))
+@pytest.mark.parametrize("begins", (False, True))
+def test_lsqr_says_what_scipys_says(
+    shape: tuple[int, int], dtype: Any, damp: float, begins: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    a = (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(np.complex128)
+    a, b = a if np.dtype(dtype).kind == "c" else a.real, rng.normal(size=shape[0])
+    a, b = a.astype(dtype), b.astype(dtype)
+    start = np.ones(shape[1], dtype) if begins else None
+    eps = tolerance(dtype)
+    expected = scipys.lsqr(a, b, damp, eps, eps, x0=start, calc_var=True)
+
+    def program() -> None:
+        x0 = None if start is None else da.asarray(start)
+        found = da.linalg.lsqr(da.asarray(a), da.asarray(b), damp, eps, eps, x0=x0, calc_var=True)
+        assert found[0].dtype == dtype
+        np.testing.assert_allclose(np.asarray(found[0]), expected[0], atol=100 * eps, rtol=1e-3)
+        if dtype is np.float64:
+            assert found[1:3] == expected[1:3]
+            np.testing.assert_allclose(found[3:5], expected[3:5], atol=1e-7)
+            np.testing.assert_allclose(found[5:7], expected[5:7], rtol=1e-5)
+            np.testing.assert_allclose(found[8], expected[8], rtol=1e-5)
+            np.testing.assert_allclose(np.asarray(found[9]), expected[9], rtol=1e-5)
+
+    simulate(3, program)
+
+
+def test_lsqr_of_functions_and_of_nothing() -> None:
+    def program() -> None:
+        b = da.asarray(np.arange(12.0).reshape(3, 4))
+        # Sums of pairs of columns, and their adjoint: vectors have two axes.
+        a = SimpleNamespace(
+            matvec=lambda x: da.repeat(x, 2, axis=1),
+            rmatvec=lambda y: y[:, ::2] + y[:, 1::2],
+            shape=(12, 6),
+        )
+        x, istop, *_ = da.linalg.lsqr(a, b)
+        assert istop == 2
+        np.testing.assert_allclose(np.asarray(x), np.arange(12.0).reshape(3, 2, 2).mean(2))
+        x, istop, itn, *_ = da.linalg.lsqr(a, da.zeros((3, 4)))
+        assert (istop, itn, float(abs(x).max())) == (0, 0, 0)
+        assert da.linalg.lsqr(a, b * np.nan)[1] == -1
+        with pytest.raises(ShapeError, match=r"A has shape \(12, 7\)"):
+            a.shape = (12, 7)
+            da.linalg.lsqr(a, b)
+        with pytest.raises(ArgumentError, match="A has no adjoint"):
+            da.linalg.lsqr(a.matvec, b)
+
+    simulate(3, program)
+
+
+# --- eigenvalues ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ("LM", "SM", "LA", "SA", "BE"))
+@pytest.mark.parametrize("dtype", (np.float64, np.float32, np.complex128))
+@pytest.mark.parametrize("n", (5, 60))
+@pytest.mark.parametrize("ranks", (1, 3))
+def test_eigenvalues_are_numpys(which: str, dtype: Any, n: int, ranks: int) -> None:
+    a = matrix(n, np.complex128 if dtype is np.complex128 else np.float64, "definite", 5)
+    a = (a - 2 * np.eye(n)).astype(dtype)
+    values = np.linalg.eigvalsh(a)
+    order = {"LM": -abs(values), "SM": abs(values), "LA": -values, "SA": values}
+    wanted = values[[0, -2, -1]] if which == "BE" else values[np.argsort(order[which])[:3]]
+    eps = 100 * np.finfo(dtype).eps * np.abs(values).max()
+
+    def program() -> None:
+        w, v = da.linalg.eigsh(da.asarray(a), 3, which=which)
+        assert w.layout.is_replicated
+        assert v.shape == (n, 3)
+        assert v.dtype == dtype
+        assert v.to_local().flags.c_contiguous
+        np.testing.assert_allclose(np.asarray(w), np.sort(wanted), atol=eps)
+        v = np.asarray(v)
+        np.testing.assert_allclose(a @ v, v * np.asarray(w), atol=20 * eps)
+        np.testing.assert_allclose(v.conj().T @ v, np.eye(3), atol=eps)
+        only = da.linalg.eigsh(da.asarray(a), 3, which=which, return_eigenvectors=False)
+        np.testing.assert_array_equal(np.asarray(only), np.asarray(w))
+
+    simulate(ranks, program)
+
+
+def test_eigenvalues_of_a_stencil_near_a_number_and_many_times() -> None:
+    n = 40
+    exact = 2.1 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
+
+    def program() -> None:
+        v0 = da.random.default_rng(1).normal(size=n)
+        w, _ = da.linalg.eigsh(stencil, 4, which="SA", v0=v0)
+        np.testing.assert_allclose(np.asarray(w), np.sort(exact)[:4], rtol=1e-10)
+
+        def inverse(b: Any) -> Any:
+            return da.linalg.minres(stencil, b, shift=1.0, rtol=1e-14)[0]
+
+        w, v = da.linalg.eigsh(stencil, 2, sigma=1.0, v0=v0, OPinv=inverse)
+        near = exact[np.argsort(abs(exact - 1))[:2]]
+        np.testing.assert_allclose(np.asarray(w), np.sort(near), rtol=1e-8)
+        np.testing.assert_allclose(
+            poisson(n) @ np.asarray(v), np.asarray(v) * np.asarray(w), atol=1e-6
+        )
+        # Of the identity nothing leads out of the first vector; others are drawn.
+        w, v = da.linalg.eigsh(da.eye(7), 7)
+        np.testing.assert_allclose(np.asarray(w), np.ones(7), rtol=1e-12)
+        np.testing.assert_allclose(np.asarray(v.T @ v), np.eye(7), atol=1e-12)
+        w, v = da.linalg.eigsh(lambda x: x * 3, 2, v0=da.ones((4, 5)))
+        assert v.shape == (4, 5, 2)
+        np.testing.assert_allclose(np.asarray(w), [3, 3], rtol=1e-12)
+        with pytest.raises(LinAlgError, match="not finite"):
+            da.linalg.eigsh(lambda x: x * np.inf, 2, v0=v0)
+
+    simulate(3, program)
+
+
+@pytest.mark.parametrize("shape", ((30, 8), (8, 30), (12, 12)))
+@pytest.mark.parametrize("dtype", (np.float64, np.complex128))
+@pytest.mark.parametrize("k", (1, 4))
+def test_singular_values_are_numpys(shape: tuple[int, int], dtype: Any, k: int) -> None:
+    rng = np.random.default_rng(4)
+    a = rng.normal(size=shape) + (1j * rng.normal(size=shape) if dtype is np.complex128 else 0)
+    values = np.linalg.svdvals(a)
+
+    def program() -> None:
+        x = da.asarray(a)
+        function = SimpleNamespace(
+            shape=shape,
+            dtype=a.dtype,
+            matvec=lambda v: da.matmul(a, v),
+            rmatvec=lambda v: da.matmul(a.conj().T, v),
+        )
+        for one in (x, function):
+            u, s, vh = map(np.asarray, da.linalg.svds(one, k))
+            np.testing.assert_allclose(s, values[:k][::-1], rtol=1e-10)
+            np.testing.assert_allclose(a @ vh.conj().T, u * s, atol=1e-9)
+            np.testing.assert_allclose(u.conj().T @ u, np.eye(k), atol=1e-9)
+            np.testing.assert_allclose(vh @ vh.conj().T, np.eye(k), atol=1e-9)
+        least = da.linalg.svds(x, k, which="SM", return_singular_vectors=False)
+        np.testing.assert_allclose(np.asarray(least), values[::-1][:k], rtol=1e-6)
+
+    simulate(3, program)
+
+
+def test_power_iteration_finds_the_largest_eigenvalue() -> None:
+    d = np.array([1.0, -5, 3, 2, 0, 4])
+
+    def program() -> None:
+        w, v, info = da.linalg.power_iteration(da.diag(da.asarray(d)), rtol=1e-9, maxiter=1000)
+        assert info == 0
+        assert abs(w + 5) < 1e-9
+        np.testing.assert_allclose(abs(np.asarray(v)), [0, 1, 0, 0, 0, 0], atol=1e-7)
+        w, v, info = da.linalg.power_iteration(lambda x: 1j * x, da.ones((2, 3), complex))
+        assert (w, info) == (pytest.approx(1j), 0)
+        w, v, info = da.linalg.power_iteration(lambda x: x * d, da.ones(6), maxiter=2)
+        assert info == 2
+        assert da.linalg.power_iteration(lambda x: 0 * x, da.ones(6))[::2] == (0, 0)
+        assert da.linalg.power_iteration(lambda x: x * np.nan, da.ones(6))[2] == -1
+        with pytest.raises(LinAlgError, match="v0 has size 0"):
+            da.linalg.power_iteration(lambda x: x, da.zeros(6))
+
+    simulate(3, program)
+
+
+# --- operators, arguments, memory ----------------------------------------------------------------
+
+
+def test_matrices_objects_and_results_of_any_layout_are_operators() -> None:
+    a, value = matrix(12, np.float64), np.arange(12.0)
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2))
+        tiles = da.distribute_array(a, mesh, [da.Shard(0), da.Shard(1)], src=None)
+        parts = da.distribute_array(a, mesh, [da.Replicate(), da.Shard(1)], src=None)
+        b = da.distribute_array(value, mesh, [da.Replicate(), da.Shard(0)], src=None)
+        expected = np.linalg.solve(a, value)
+        for one in (tiles, parts, a, SimpleNamespace(shape=a.shape, matvec=lambda x: tiles @ x)):
+            for solver in ("cg", "gmres"):
+                x, info = getattr(da.linalg, solver)(one, b, rtol=1e-11, M=np.eye(12))
+                assert (info, x.layout) == (0, b.layout)
+                np.testing.assert_allclose(np.asarray(x), expected, rtol=1e-8)
+        with da.communication("raise"), pytest.raises(ImplicitCommunicationError):
+            da.linalg.cg(tiles, b)
+
+    simulate(4, program)
+
+
+@pytest.mark.parametrize("solver", SQUARE)
+def test_wrong_arguments_are_refused_on_all_ranks(solver: str) -> None:
+    solve = getattr(da.linalg, solver)
+
+    def program() -> None:
+        b = da.ones(6)
+
+        def same(x: Any) -> Any:
+            return 2 * x
+
+        for error, message, a, options in (
+            (ArgumentTypeError, "(?s)A is .*docs/iterative.md", sparse.eye_array(6), {}),
+            (ArgumentTypeError, "M is ", same, {"M": "jacobi"}),
+            (ArgumentTypeError, "what A returned is ", lambda x: np.ones(6), {}),
+            (ArgumentTypeError, "what M returned is ", same, {"M": lambda x: None}),
+            (ShapeError, "what A returned has shape", lambda x: x[:3], {}),
+            (ShapeError, r"A has shape \(6, 5\)", da.ones((6, 5)), {}),
+            (ShapeError, r"A has shape \(6,\)", da.ones(6), {}),
+            (ShapeError, r"x0 has shape \(5,\)", same, {"x0": da.ones(5)}),
+            (DTypeError, "is of complex128", lambda x: 1j * x, {}),
+            (ArgumentError, "rtol=-1", same, {"rtol": -1}),
+            (ArgumentError, "rtol=nan", same, {"rtol": np.nan}),
+            (ArgumentError, "maxiter=-1", same, {"maxiter": -1}),
+            (ArgumentTypeError, "maxiter=1.5", same, {"maxiter": 1.5}),
+        ):
+            with pytest.raises(error, match=message):
+                solve(a, b, **options)
+        with pytest.raises(ArgumentTypeError, match=f"{solver} got ndarray"):
+            solve(same, np.ones(6))
+
+    simulate(2, program)
+
+
+def test_wrong_arguments_of_one_solver_are_refused() -> None:
+    def program() -> None:
+        a, b = da.eye(6), da.ones(6)
+        linalg = da.linalg
+        for message, call in (
+            ("callback_type='legacy'", lambda: linalg.gmres(a, b, callback_type="legacy")),
+            ("restart=0", lambda: linalg.gmres(a, b, restart=0)),
+            ("show=True", lambda: linalg.minres(a, b, show=True)),
+            ("show=True", lambda: linalg.lsqr(a, b, show=True)),
+            ("does not take M=", lambda: linalg.eigsh(a, 2, a)),
+            ("mode='buckling'", lambda: linalg.eigsh(a, 2, mode="buckling")),
+            ("which='XX'", lambda: linalg.eigsh(a, 2, which="XX")),
+            ("OPinv=", lambda: linalg.eigsh(a, 2, sigma=0.5)),
+            ("k=7 and ncv=6", lambda: linalg.eigsh(a, 7)),
+            ("ncv=2", lambda: linalg.eigsh(a, 2, ncv=2)),
+            ("Pass v0=", lambda: linalg.eigsh(lambda x: x, 2)),
+            ("Pass v0=", lambda: linalg.power_iteration(lambda x: x)),
+            ("solver='lobpcg'", lambda: linalg.svds(a, 2, solver="lobpcg")),
+            ("no adjoint", lambda: linalg.svds(lambda x: x, 2)),
+            ("k=7", lambda: linalg.svds(a, 7)),
+        ):
+            with pytest.raises((ArgumentError, ShapeError), match=message):
+                call()
+
+    simulate(2, program)
+
+
+@pytest.mark.parametrize(
+    ("solver", "vectors", "options"),
+    [
+        ("cg", 4, {}),
+        ("bicgstab", 5, {}),
+        ("minres", 7, {}),
+        ("gmres", 5 + 4, {"restart": 5}),
+    ],
+)
+def test_memory_is_that_of_as_many_vectors_as_it_says(
+    solver: str, vectors: int, options: dict[str, Any]
+) -> None:
+    value = np.random.default_rng(0).normal(size=40_000)
+    scale = np.linspace(1, 2, len(value) // 2)
+
+    def call(b: Any) -> Any:
+        def apply(x: Any) -> Any:
+            return da.map_blocks(lambda block: block * scale, x)
+
+        return getattr(da.linalg, solver)(apply, b, rtol=0, maxiter=3, **options)
+
+    # One of them is the solution, and the operator makes another.
+    with mock.patch.object(_vectors, "_PASS_BYTES", 1 << 16):
+        assert peak_memory.scratch(call, value, 2) <= vectors - 1 + 1 + 0.3
