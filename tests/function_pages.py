@@ -315,7 +315,7 @@ def page(told: dict[str, Any]) -> str:
         ),
         "\n## Other names of these\n",
         ", ".join(f"`{name}` ({own})" for name, own in aliases.items()),
-        "\n## Functions that make arrays, or take none\n",
+        "\n## Functions that make arrays or take none, and [iterative solvers](iterative.md)\n",
         ", ".join(f"`{name}`" for name in plain),
         "\n## Methods and attributes\n",
         table(

@@ -1,4 +1,4 @@
-"""Iterative solvers: SciPy's solutions and iterations, few reductions, the same end on all ranks."""
+"""Iterative solvers: SciPy's solutions, few reductions, the same end on all ranks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def applied(a: np.ndarray) -> Any:
     return lambda x: da.reshape(da.matmul(a, da.reshape(x, (-1,))), x.shape)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_systems_are_solved_in_every_layout(data: Any) -> None:
     solver = data.draw(st.sampled_from(SQUARE))
@@ -115,7 +115,7 @@ def stencil(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("solver", SQUARE)
-@pytest.mark.parametrize("ranks", (1, 2, 4))
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_iterations_are_as_many_as_scipys(solver: str, ranks: int) -> None:
     n = 50
     b = np.random.default_rng(1).normal(size=n)
@@ -174,7 +174,7 @@ def test_bases_make_a_reduction_for_each_vector_or_two() -> None:
         with CommLog() as log:
             da.linalg.lsqr(a, b, iter_lim=9, atol=0, btol=0)
         assert log.count() == 2 * 9 + 2
-        with CommLog() as log, pytest.raises(LinAlgError, match="found .* of 3 eigenvalues in 2"):
+        with CommLog() as log, pytest.raises(LinAlgError, match=r"found .* of 3 eigenvalues in 2"):
             da.linalg.eigsh(lambda x: d * x, 3, v0=b, maxiter=2)
         assert log.count("broadcast") == 2
         assert log.count("all_reduce") <= 1 + 2 * (20 + 8)
@@ -197,13 +197,16 @@ def test_replicas_that_round_otherwise_end_alike() -> None:
             options = {"callback": sizes.append} if solver == "gmres" else {}
             _, info = getattr(da.linalg, solver)(apply, b, rtol=1e-13, maxiter=40, **options)
             found += [info, *sizes]
-        w, _ = da.linalg.eigsh(applied(a), 2, v0=b)
+        w, v = da.linalg.eigsh(applied(a), 2, v0=b)
+        np.testing.assert_allclose(np.asarray(v.T @ v), np.eye(2), atol=1e-10)
+        size = np.linalg.norm(np.arange(6.0))
+        assert da.linalg.cg(applied(a), b, rtol=0, atol=1.01 * size, maxiter=0)[1] == 0
         return (*found, w.to_local().tobytes())
 
     assert len(set(simulate(4, program))) == 1
 
 
-def test_images_may_be_the_argument_a_view_of_it_or_the_same_memory_each_time() -> None:
+def test_images_may_be_the_argument_or_the_same_memory() -> None:
     n = 2000
     value = np.random.default_rng(0).normal(size=n)
     value += value[::-1]
@@ -216,6 +219,9 @@ def test_images_may_be_the_argument_a_view_of_it_or_the_same_memory_each_time() 
             np.multiply(x.to_local(), 2, out=out.to_local())
             return out
 
+        def turn(x: Any) -> Any:
+            return da.DistArray.from_local(x.to_local()[::-1], x.mesh, x.placements, check=False)
+
         scaled = 1 + np.arange(n) % 5
 
         def scale(x: Any) -> Any:
@@ -226,7 +232,7 @@ def test_images_may_be_the_argument_a_view_of_it_or_the_same_memory_each_time() 
             solve = getattr(da.linalg, solver)
             for apply, expected in (
                 (lambda x: x, value),
-                (lambda x: x[::-1], value[::-1]),
+                (turn, value[::-1]),
                 (twice, value / 2),
             ):
                 x, info = solve(apply, b, rtol=1e-10)
@@ -319,10 +325,10 @@ def test_gmres_begins_anew_and_tells_how_far_it_is() -> None:
 # --- least squares -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", ((20, 6), (6, 20), (9, 9)))
-@pytest.mark.parametrize("dtype", (np.float64, np.float32, np.complex128))
-@pytest.mark.parametrize("damp", (0.0, 0.7))
-@pytest.mark.parametrize("begins", (False, True))
+@pytest.mark.parametrize("shape", [(20, 6), (6, 20), (9, 9)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128])
+@pytest.mark.parametrize("damp", [0.0, 0.7])
+@pytest.mark.parametrize("begins", [False, True])
 def test_lsqr_says_what_scipys_says(
     shape: tuple[int, int], dtype: Any, damp: float, begins: bool
 ) -> None:
@@ -364,8 +370,8 @@ def test_lsqr_of_functions_and_of_nothing() -> None:
         x, istop, itn, *_ = da.linalg.lsqr(a, da.zeros((3, 4)))
         assert (istop, itn, float(abs(x).max())) == (0, 0, 0)
         assert da.linalg.lsqr(a, b * np.nan)[1] == -1
+        a.shape = (12, 7)
         with pytest.raises(ShapeError, match=r"A has shape \(12, 7\)"):
-            a.shape = (12, 7)
             da.linalg.lsqr(a, b)
         with pytest.raises(ArgumentError, match="A has no adjoint"):
             da.linalg.lsqr(a.matvec, b)
@@ -376,10 +382,10 @@ def test_lsqr_of_functions_and_of_nothing() -> None:
 # --- eigenvalues ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ("LM", "SM", "LA", "SA", "BE"))
-@pytest.mark.parametrize("dtype", (np.float64, np.float32, np.complex128))
-@pytest.mark.parametrize("n", (5, 60))
-@pytest.mark.parametrize("ranks", (1, 3))
+@pytest.mark.parametrize("which", ["LM", "SM", "LA", "SA", "BE"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128])
+@pytest.mark.parametrize("n", [5, 60])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_eigenvalues_are_numpys(which: str, dtype: Any, n: int, ranks: int) -> None:
     a = matrix(n, np.complex128 if dtype is np.complex128 else np.float64, "definite", 5)
     a = (a - 2 * np.eye(n)).astype(dtype)
@@ -435,9 +441,9 @@ def test_eigenvalues_of_a_stencil_near_a_number_and_many_times() -> None:
     simulate(3, program)
 
 
-@pytest.mark.parametrize("shape", ((30, 8), (8, 30), (12, 12)))
-@pytest.mark.parametrize("dtype", (np.float64, np.complex128))
-@pytest.mark.parametrize("k", (1, 4))
+@pytest.mark.parametrize("shape", [(30, 8), (8, 30), (12, 12)])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("k", [1, 4])
 def test_singular_values_are_numpys(shape: tuple[int, int], dtype: Any, k: int) -> None:
     rng = np.random.default_rng(4)
     a = rng.normal(size=shape) + (1j * rng.normal(size=shape) if dtype is np.complex128 else 0)

@@ -100,3 +100,22 @@ def test_a_singular_matrix_on_one_rank_is_an_error_on_all() -> None:
     with pytest.raises(np.linalg.LinAlgError, match="Singular"):
         da.linalg.inv(x)
     assert np.array_equal(da.linalg.det(x).full_array(), np.linalg.det(values))
+
+
+def test_iterative_solvers_end_alike_on_all_ranks() -> None:
+    n = 8 * world().size + 3
+    value = np.random.default_rng(2).normal(size=n)
+    d = np.arange(1.0, n + 1)
+    b = da.distribute_array(value, None, [Shard(0)], src=None)
+    mine = d[slice(*b.layout.local_box()[0])]
+    for solver in ("cg", "minres", "gmres", "bicgstab"):
+        with da.CommLog() as log:
+            x, info = getattr(da.linalg, solver)(
+                lambda x: da.map_blocks(lambda block: mine * block, x), b, rtol=1e-10, maxiter=9 * n
+            )
+        assert info == 0
+        assert log.count("all_reduce") > 0 or world().size == 1
+        assert np.allclose(x.full_array(), value / d)
+    w, v = da.linalg.eigsh(lambda x: x * da.asarray(d), 3, v0=b)
+    assert np.allclose(w.full_array(), d[-3:])
+    assert np.allclose(d[:, None] * v.full_array(), v.full_array() * d[-3:])
