@@ -46,6 +46,8 @@ _SETTINGS = {
 }
 """Names of NumPy's that need no form of ours."""
 _GENERATOR = "random.Generator"
+_MOVING = ("choice", "permutation", "permuted", "shuffle")
+"""Its methods that move rows of arrays."""
 """What a variable is that holds what `default_rng` returned."""
 _BUILDERS = tuple(map(type, (np.r_, np.c_, np.mgrid, np.ogrid)))
 _METHODS = {
@@ -279,7 +281,7 @@ def _judge(name: str, lines: tuple[int, ...]) -> Use:
         return Use(name, "missing", lines, GENERAL)
     ours = _ours(name)
     if found is np.random.Generator and rest and ours is not None:
-        return Use(name, "made", lines, "")
+        return Use(name, "varies" if rest[0] in _MOVING else "made", lines, "")
     if ours is not None:
         return Use(name, costs().get(name) or costs().get(_name_of(ours), "made"), lines, "")
     if not rest and callable(found) and found in functions:

@@ -140,25 +140,10 @@ def test_names_of_numpy_that_lack_name_what_to_do(theirs: object, home: str) -> 
 
 def test_what_errors_say_to_do_does_it() -> None:
     def program() -> None:
-        rng = da.random.default_rng(3)
-        value = np.arange(14).reshape(7, 2)
-        x = da.asarray(value)
-        some = x[rng.integers(0, len(x), 20)].full_array()
-        assert {*map(tuple, some)} <= {*map(tuple, value)}
-        few = x[da.argsort(rng.random(len(x)))[:4]].full_array()
-        assert len({*map(tuple, few)} & {*map(tuple, value)}) == 4
-        x[...] = x[da.argsort(rng.random(len(x)))]
-        assert not np.array_equal(x.full_array(), value)
-        assert np.array_equal(np.sort(x.full_array(), axis=0), value)
-        apart = da.take_along_axis(x, da.argsort(rng.random(x.shape), axis=0), 0)
-        assert np.array_equal(np.sort(apart.full_array(), axis=0), value)
         n, k, v = 7, 3, da.arange(7)
         windows = da.stack([v[i : n - k + 1 + i] for i in range(k)], axis=-1)
         expected = np.lib.stride_tricks.sliding_window_view(np.arange(7), k)
         assert np.array_equal(windows.full_array(), expected)
-        cov, mean = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 5.0])
-        drawn = mean + rng.standard_normal((5000, 2)) @ np.linalg.cholesky(cov).T
-        assert np.allclose(da.cov(drawn.T).full_array(), cov, atol=0.3)
         wide = da.map_blocks(lambda block: block.view(np.int64), v.astype(float))
         assert np.array_equal(wide.full_array(), np.arange(7.0).view(np.int64))
 

@@ -120,16 +120,18 @@ def f(source: np.random.Generator):
     return source.permutation(3)
 rng = 3
 rng.bytes
+default_rng(2).bit_generator
 """
     found = uses(source, tmp_path)
     of = "random.Generator."
     assert {name.removeprefix(of): use.kind for name, use in found.items()} == {
         "random.default_rng": "made",
-        **dict.fromkeys(("normal", "power"), "made"),
-        **dict.fromkeys(("choice", "poisson", "shuffle", "permutation"), "missing"),
+        **dict.fromkeys(("normal", "poisson", "power"), "made"),
+        **dict.fromkeys(("choice", "shuffle", "permutation"), "varies"),
+        "bit_generator": "missing",
         **dict.fromkeys(("sin", "cos"), "nothing"),
     }
-    assert "argsort" in found[f"{of}shuffle"].remedy
+    assert "one of its own" in found[f"{of}bit_generator"].remedy
     assert main(["port", str(_written(tmp_path, source))]) == 1
 
 

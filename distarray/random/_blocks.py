@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +34,7 @@ _CALL_BYTES: Final = 4096
 """As long as for so many bytes NumPy takes for no value: 70 to 140 us."""
 BATCH: Final = 256
 """Words of each of a kernel's six scratch memories: 12 KiB, which the first-level cache holds."""
-_PIECE: Final = 16_384
+PIECE: Final = 16_384
 """Elements that NumPy makes at a time: their temporaries are in the second-level cache. A block of
 2**19 takes 95 ms by 1,024, 29 ms by 16,384 and 21 ms by 65,536."""
 
@@ -69,7 +69,7 @@ def fill_floats(
     shape, box
         Of the global array, and the part of it that the block is.
     """
-    _fill(out, kind, _words(key, call), _geometry(shape, box), (float(loc), float(scale), 0.0))
+    fill(out, kind, words_of(key, call), geometry_of(shape, box), float(loc), float(scale))
 
 
 def fill_integers(
@@ -85,14 +85,41 @@ def fill_integers(
     # The last: below it the lower bits of a product are drawn again. All are modulo 2**64.
     parameters = np.uint64(least % 2**64), np.uint64(among % 2**64), np.uint64(2**64 % among)
     bits = out.view(f"u{out.itemsize}")
-    _fill(bits, "integer", _words(key, call), _geometry(shape, box), parameters)
+    _fill(bits, "integer", words_of(key, call), geometry_of(shape, box), parameters)
+
+
+def fill(
+    out: Any,
+    kind: str,
+    words: np.ndarray,
+    geometry: Geometry,
+    loc: float = 0.0,
+    scale: float = 1.0,
+    first: int = 0,
+) -> None:
+    """Fill a block with floats, see `fill_floats`, or, of kind "integer", uint64 with random bits.
+
+    Parameters
+    ----------
+    words, geometry
+        As of `words_of` and `geometry_of`.
+    first
+        The first of the box's elements, in C order, that `out` holds; on a GPU 0.
+    """
+    parameters = (_ZERO,) * 3 if kind == "integer" else (loc, scale, 0.0)
+    _fill(out, kind, words, geometry, parameters, first)
 
 
 def _fill(
-    out: Any, kind: str, words: np.ndarray, geometry: Geometry, parameters: tuple[Any, ...]
+    out: Any,
+    kind: str,
+    words: np.ndarray,
+    geometry: Geometry,
+    parameters: tuple[Any, ...],
+    first: int = 0,
 ) -> None:
     if isinstance(out, np.ndarray):
-        _fill_on_host(out.reshape(-1), kind, words, geometry, parameters)
+        _fill_on_host(out.reshape(-1), kind, words, geometry, parameters, first)
     elif not launch_kernel(out, kind, words, geometry, parameters):
         host = np.empty(out.shape, out.dtype)
         _fill(host, kind, words, geometry, parameters)
@@ -108,6 +135,7 @@ def _fill_on_host(
     words: np.ndarray,
     geometry: Geometry,
     parameters: tuple[Any, ...],
+    first: int,
 ) -> None:
     corner, sizes, strides = geometry
     is_integer = kind == "integer"
@@ -119,11 +147,11 @@ def _fill_on_host(
         def fill_part(cut: tuple[int, int]) -> None:
             start, stop = cut
             scratch = np.empty((6, BATCH), np.uint64)
-            first = address_of(scratch)
+            memory = address_of(scratch)
             run(
                 items + start * flat.itemsize, stop - start,
-                *range(first, first + scratch.nbytes, 8 * BATCH),
-                start, of_sizes, of_strides, sizes.size, corner, of_words, *given,
+                *range(memory, memory + scratch.nbytes, 8 * BATCH),
+                first + start, of_sizes, of_strides, sizes.size, corner, of_words, *given,
             )  # fmt: skip
 
         parts = thread_count(4 * flat.nbytes)
@@ -134,9 +162,12 @@ def _fill_on_host(
             run_in_threads(fill_part, itertools.pairwise(cuts))
 
     def by_numpy() -> None:
-        for piece, index in _pieces(flat, geometry):
+        for start in range(0, flat.size, PIECE):
+            piece = flat[start : start + PIECE]
+            places = np.arange(first + start, first + start + piece.size)
+            index = indices_of(geometry, places)
             with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
-                piece[:] = _draw(kind, index, words, piece.dtype, *parameters)
+                piece[:] = draw(kind, index, words, piece.dtype, *parameters)
 
     nbytes = max(flat.nbytes, _CALL_BYTES)
     name = _name_of(flat.dtype)
@@ -150,13 +181,19 @@ def _name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
+_ZERO: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
 
 
-def _draw(
-    kind: str, index: np.ndarray, words: np.ndarray, dtype: np.dtype[Any], *parameters: Any
+def draw_bits(index: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Return 64 random bits of elements, given by their global linear indices, as uint64."""
+    return draw("integer", index, words, np.uint64, _ZERO, _ZERO, _ZERO)
+
+
+def draw(
+    kind: str, index: np.ndarray, words: np.ndarray, dtype: Any, *parameters: Any
 ) -> np.ndarray:
-    """Return the numbers of elements, by NumPy."""
+    """Return the numbers of elements, given by their global linear indices, by NumPy."""
     x0, x1 = _formulas.philox(index >> _ONE, *words[2:4], *words[:2])
     second = (index & _ONE) == _ONE
     if kind == "integer":
@@ -215,13 +252,18 @@ def launch_kernel(
 # --- which numbers -------------------------------------------------------------------------------
 
 
-def _words(key: Key, call: int) -> np.ndarray:
+def words_of(key: Key, call: int) -> np.ndarray:
     """Return the key, and the words of the counter that a call fixes."""
     return np.array([*key, call & 0xFFFFFFFF, (call >> 32) & 0xFFFF], np.uint64)
 
 
+def turned(words: np.ndarray, turn: int) -> np.ndarray:
+    """Return the words of another turn, or attempt, of the same call."""
+    return words + np.array([0, 0, 0, turn << 16], np.uint64)
+
+
 @functools.lru_cache(maxsize=64)
-def _geometry(shape: Shape, box: Box) -> Geometry:
+def geometry_of(shape: Shape, box: Box) -> Geometry:
     """Return the index of a box's corner, and the fewest sizes and strides that reach it all."""
     corner, stride = 0, 1
     sizes: list[int] = []
@@ -239,14 +281,11 @@ def _geometry(shape: Shape, box: Box) -> Geometry:
     return corner, np.array(sizes[::-1], np.int64), np.array(strides[::-1], np.int64)
 
 
-def _pieces(flat: np.ndarray, geometry: Geometry) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield stretches of a block with the global linear indices of their elements."""
+def indices_of(geometry: Geometry, places: np.ndarray) -> np.ndarray:
+    """Return the global linear indices of elements by their places in a box, in C order."""
     corner, sizes, strides = geometry
-    for start in range(0, flat.size, _PIECE):
-        piece = flat[start : start + _PIECE]
-        rest = np.arange(start, start + piece.size, dtype=np.int64)
-        index = np.full(piece.size, corner, np.int64)
-        for size, stride in zip(sizes[::-1], strides[::-1], strict=True):
-            rest, column = np.divmod(rest, size)
-            index += column * stride
-        yield piece, index.view(np.uint64)
+    index = np.full(places.size, corner, np.int64)
+    for length, stride in zip(sizes[::-1], strides[::-1], strict=True):
+        places, column = np.divmod(places, length)
+        index += column * stride
+    return index.view(np.uint64)

@@ -1,454 +1,441 @@
-"""Distributions that follow from uniform, normal and exponential numbers by a formula."""
+"""The methods of `Generator` that draw item by item: one row each, by a formula or a sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 
-from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Placement
+from distarray.random import _continuous, _counts
+from distarray.random._continuous import LEAST
+from distarray.random._parameters import WHOLE, Condition, Parameter, count_parameter
+from distarray.random._row import POSITION, distribution
+from distarray.random._streams import by_formula, by_sampler
 from distarray.typing import Buffer
 
-INTEGERS = np.dtype(np.int64)
-"""Of distributions of whole numbers."""
-_LEAST = 2.0**-54
-"""What stands for 0, which is as likely as any other uniform number, where it has no logarithm."""
+_MOST_EVENTS: Final = 2.0**63 - 10 * 2.0**31.5
+"""The mean whose Poisson numbers, but for ten standard deviations, are int64."""
+
+# --- parameters ----------------------------------------------------------------------------------
 
 
-def read_scalar(name: str, value: Any) -> float:
-    """Return a real number of a distribution as a float.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it is none.
-    """
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(
-            f"{name}={value!r} is not one real number; draw standard values and scale them, e.g. "
-            "loc + scale * rng.standard_normal(size)"
-        ) from None
+def _any(name: str, text: str, default: Any = None) -> Parameter:
+    return Parameter(name, text, default=default)
 
 
-def _scale(name: str, value: Any, positive: bool = False) -> float:
-    """Return a number that must not be negative, or, if `positive`, 0 either."""
-    found = read_scalar(name, value)
-    if not found >= 0 or (positive and not found):
-        raise ArgumentError(f"{name}={value!r} must be {'above 0' if positive else '0 or more'}")
-    return found
+def _scale(name: str, text: str, default: Any = None) -> Parameter:
+    return Parameter(name, text, "0 or more", lambda x: x >= 0, default)
+
+
+def _shape(name: str, text: str) -> Parameter:
+    return Parameter(name, text, "above 0", lambda x: x > 0)
+
+
+def _finite(name: str, text: str, least: float = 0.0, default: Any = None) -> Parameter:
+    must = f"above {least:g} and finite"
+    return Parameter(name, text, must, lambda x: (x > least) & (x < np.inf), default)
+
+
+def _finite_scale(name: str, text: str, most: float = np.inf, default: Any = None) -> Parameter:
+    must = "0 or more and finite" if most == np.inf else f"0 or more and below {most:.8g}"
+    return Parameter(name, text, must, lambda x: (x >= 0) & (x < most), default)
+
+
+_PROBABILITY = "a probability, from 0 to 1"
+
+
+def _chance(name: str, text: str, must: str, holds: Callable[[Any], Any]) -> Parameter:
+    return Parameter(name, text, must, holds)
+
+
+_LOC = _any("loc", "Where its middle is.", 0.0)
+_SCALE = _scale("scale", "How wide it is.", 1.0)
+_GAMMA: Final = "By G. Marsaglia and W. W. Tsang, ACM Trans. Math. Softw. 26 (2000)."
+_DF = _finite("df", "Degrees of freedom.")
+_NONC = _finite_scale("nonc", "Noncentrality: the sum of the squares of the means.")
+
+# --- formulas ------------------------------------------------------------------------------------
 
 
 def _inside(numbers: Buffer) -> Buffer:
     """Return numbers of which none is 0."""
-    return np.maximum(numbers, _LEAST)
+    return np.maximum(numbers, LEAST)
 
 
-_DOCUMENTATION = """{sentence}
-
-Parameters
-----------
-{parameters}
-size, dtype, mesh, placements
-    As for `random`.
-
-Raises
-------
-ArgumentError
-    If {wrong}.
-
-Examples
---------
->>> import distarray as da
->>> print(da.random.default_rng(7).{name}({arguments}, 3))
-{example}
-"""
-
-
-def _of_place_and_scale(
-    name: str, sentence: str, kind: str, formula: Callable[[Buffer], Buffer], example: str
-) -> Callable[..., Any]:
-    """Return a method that scales and moves what a formula makes of numbers of a kind."""
-
-    def draw(
-        self: Any,
-        loc: Any = 0.0,
-        scale: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        loc, scale = read_scalar("loc", loc), _scale("scale", scale)
-        return self._made(kind, lambda x: loc + scale * formula(x), size, dtype, mesh, placements)
-
-    draw.__doc__ = _DOCUMENTATION.format(
-        name=name,
-        sentence=sentence,
-        parameters="loc, scale : float\n    Where its middle is, and how wide it is; scalars.",
-        wrong="`scale` is negative",
-        arguments="0.0, 2.0",
-        example=example,
-    )
-    draw.__name__, draw.__qualname__ = name, f"Generator.{name}"
-    return draw
-
-
-def _of_shape(
-    name: str, sentence: str, formula: Callable[[Buffer, float], Buffer], example: str
-) -> Callable[..., Any]:
-    """Return a method that draws what a formula makes of exponential numbers and a parameter."""
-
-    def draw(
-        self: Any,
-        a: Any,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        a = _scale("a", a, positive=True)
-        return self._made("exponential", lambda e: formula(e, a), size, dtype, mesh, placements)
-
-    draw.__doc__ = _DOCUMENTATION.format(
-        name=name,
-        sentence=sentence,
-        parameters="a : float\n    Its shape, a scalar.",
-        wrong="`a` is not above 0",
-        arguments="3.0",
-        example=example,
-    )
-    draw.__name__, draw.__qualname__ = name, f"Generator.{name}"
-    return draw
-
-
-def _two_sided(u: Buffer) -> Buffer:
+def _laplace(u: Buffer, loc: Any, scale: Any) -> Any:
     far = np.log(2.0 * np.minimum(_inside(u), 1.0 - u))
-    return np.where(u < 0.5, far, -far)
+    return loc + scale * np.where(u < 0.5, far, -far)
+
+
+def _triangular(u: Buffer, left: Any, mode: Any, right: Any) -> Any:
+    width, before, after = right - left, mode - left, right - mode
+    rising = left + np.sqrt(u * (width * before))
+    return np.where(u * width <= before, rising, right - np.sqrt((1.0 - u) * (width * after)))
+
+
+def _geometric(e: Buffer, p: Any) -> Any:
+    with np.errstate(divide="ignore"):  # of 1, which takes one trial
+        return np.clip(np.ceil(e / -np.log1p(-p)), 1, 2.0**63 - 1024)
+
+
+def _weibull(e: Buffer, a: Any) -> Any:
+    return np.where(a > 0, np.power(e, 1.0 / np.where(a > 0, a, 1.0)), 0.0)
+
+
+# --- rows ----------------------------------------------------------------------------------------
 
 
 class Distributions:
-    """Methods of `Generator` that draw of other distributions."""
+    """Methods of `Generator` that draw of a distribution item by item."""
 
     __slots__ = ()
 
     _floats: Callable[..., Any]
-    _made: Callable[..., Any]
+    _sample: Callable[..., Any]
 
-    gumbel = _of_place_and_scale(
+    uniform = distribution(
+        "uniform",
+        "Draw floats from [low, high), uniformly; rounding can reach `high`.",
+        (_any("low", "The least.", 0.0), _any("high", "The end.", 1.0)),
+        by_formula("uniform", lambda u, low, high: low + (high - low) * u),
+        "-1.0, 1.0, 3",
+        "[-0.29339273  0.58241635 -0.55195674]",
+        condition=Condition(
+            "an interval: low not above high, and high - low finite",
+            lambda low, high: (low <= high) & np.isfinite(high - low),
+        ),
+        affine=("uniform", lambda low, high: (low, high - low)),
+    )
+    standard_normal = distribution(
+        "standard_normal",
+        "Draw floats from the normal distribution of mean 0 and variance 1.",
+        (),
+        by_formula("normal", lambda n: n),
+        "3",
+        "[ 0.36933529 -1.39443405  1.41725473]",
+        dtype=POSITION,
+        affine=("normal", lambda: (0.0, 1.0)),
+    )
+    normal = distribution(
+        "normal",
+        "Draw floats from a normal distribution.",
+        (_any("loc", "The mean.", 0.0), _scale("scale", "The standard deviation.", 1.0)),
+        by_formula("normal", lambda n, loc, scale: loc + scale * n),
+        "5.0, 2.0, 3",
+        "[5.73867058 2.21113191 7.83450946]",
+        affine=("normal", lambda loc, scale: (loc, scale)),
+    )
+    lognormal = distribution(
+        "lognormal",
+        "Draw floats whose logarithms are normal.",
+        (
+            _any("mean", "The mean of the logarithms.", 0.0),
+            _scale("sigma", "Their standard deviation.", 1.0),
+        ),
+        by_formula("normal", lambda n, mean, sigma: np.exp(mean + sigma * n)),
+        "0.0, 0.5, 3",
+        "[1.20281861 0.49796921 2.03120125]",
+    )
+    standard_exponential = distribution(
+        "standard_exponential",
+        "Draw floats from the exponential distribution of mean 1.",
+        (),
+        by_formula("exponential", lambda e: e),
+        "3",
+        "[1.04042743 0.23419417 1.49601266]",
+        dtype=POSITION,
+        affine=("exponential", lambda: (0.0, 1.0)),
+    )
+    exponential = distribution(
+        "exponential",
+        "Draw floats from the exponential distribution.",
+        (_scale("scale", "The mean.", 1.0),),
+        by_formula("exponential", lambda e, scale: scale * e),
+        "2.0, 3",
+        "[2.08085487 0.46838834 2.99202533]",
+        affine=("exponential", lambda scale: (0.0, scale)),
+    )
+    rayleigh = distribution(
+        "rayleigh",
+        "Draw floats from the Rayleigh distribution: lengths of two normal coordinates.",
+        (_scale("scale", "Their standard deviation.", 1.0),),
+        by_formula("exponential", lambda e, scale: scale * np.sqrt(2.0 * e)),
+        "2.0, 3",
+        "[2.8850337  1.36877805 3.45949437]",
+    )
+    gumbel = distribution(
         "gumbel",
         "Draw floats from the Gumbel distribution of largest values.",
-        "exponential",
-        lambda e: -np.log(_inside(e)),
+        (_LOC, _SCALE),
+        by_formula("exponential", lambda e, loc, scale: loc + scale * -np.log(_inside(e))),
+        "0.0, 2.0, 3",
         "[-0.07926324  2.90320946 -0.80560669]",
     )
-    laplace = _of_place_and_scale(
+    laplace = distribution(
         "laplace",
         "Draw floats from the Laplace distribution, exponential to both sides.",
-        "uniform",
-        _two_sided,
+        (_LOC, _SCALE),
+        by_formula("uniform", _laplace),
+        "0.0, 2.0, 3",
         "[-0.6945605   1.74654078 -1.60573097]",
     )
-    logistic = _of_place_and_scale(
+    logistic = distribution(
         "logistic",
         "Draw floats from the logistic distribution.",
-        "uniform",
-        lambda u: np.log(_inside(u) / (1.0 - u)),
+        (_LOC, _SCALE),
+        by_formula("uniform", lambda u, loc, scale: loc + scale * np.log(_inside(u) / (1.0 - u))),
+        "0.0, 2.0, 3",
         "[-1.20909808  2.6644468  -2.48476406]",
     )
-    pareto = _of_shape(
+    pareto = distribution(
         "pareto",
         "Draw floats from the Pareto II or Lomax distribution.",
-        lambda e, a: np.expm1(e / a),
+        (_shape("a", "Its shape."),),
+        by_formula("exponential", lambda e, a: np.expm1(e / a)),
+        "3.0, 3",
         "[0.41454673 0.08119263 0.64653139]",
     )
-    power = _of_shape(
+    power = distribution(
         "power",
         "Draw floats from [0, 1] with a density of power `a - 1`.",
-        lambda e, a: np.power(-np.expm1(-e), 1.0 / a),
+        (_shape("a", "Its shape."),),
+        by_formula("exponential", lambda e, a: np.power(-np.expm1(-e), 1.0 / a)),
+        "3.0, 3",
         "[0.86476905 0.59325011 0.91893164]",
     )
-
-    def standard_exponential(
-        self,
-        size: Any = None,
-        dtype: Any = np.float64,
-        *,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the exponential distribution of mean 1.
-
-        Parameters
-        ----------
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).standard_exponential(3))
-        [1.04042743 0.23419417 1.49601266]
-        """
-        return self._floats("exponential", 0.0, 1.0, size, dtype, mesh, placements)
-
-    def standard_cauchy(
-        self,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the Cauchy distribution of location 0 and scale 1.
-
-        Parameters
-        ----------
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).standard_cauchy(3))
-        [-0.4965206   1.29934589 -1.17816316]
-        """
-
-        def formula(u: Buffer) -> Buffer:
-            return np.tan(np.pi * (u - 0.5))
-
-        return self._made("uniform", formula, size, dtype, mesh, placements)
-
-    def exponential(
-        self,
-        scale: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the exponential distribution, of mean `scale`.
-
-        Parameters
-        ----------
-        scale : float
-            A scalar.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `scale` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).exponential(2.0, 3))
-        [2.08085487 0.46838834 2.99202533]
-        """
-        return self._floats(
-            "exponential", 0.0, _scale("scale", scale), size, dtype, mesh, placements
-        )
-
-    def geometric(
-        self,
-        p: Any,
-        size: Any = None,
-        *,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw how many trials it takes to succeed.
-
-        Parameters
-        ----------
-        p : float
-            The probability of success in one trial, a scalar.
-        size, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `p` is not above 0, or above 1.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).geometric(0.2, 5))
-        [ 5  2  7 11  5]
-        """
-        p = _scale("p", p, positive=True)
-        if p > 1:
-            raise ArgumentError(f"p={p!r} is a probability and must be at most 1")
-        rate = -np.log1p(-p) if p < 1 else np.inf
-
-        def formula(e: Buffer) -> Buffer:
-            return np.clip(np.ceil(e / rate), 1, 2.0**63 - 1024)
-
-        return self._made("exponential", formula, size, INTEGERS, mesh, placements)
-
-    def lognormal(
-        self,
-        mean: Any = 0.0,
-        sigma: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats whose logarithms are normal.
-
-        Parameters
-        ----------
-        mean, sigma : float
-            Mean and standard deviation of the logarithms, scalars.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `sigma` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).lognormal(0.0, 0.5, 3))
-        [1.20281861 0.49796921 2.03120125]
-        """
-        mean, sigma = read_scalar("mean", mean), _scale("sigma", sigma)
-        return self._made(
-            "normal", lambda n: np.exp(mean + sigma * n), size, dtype, mesh, placements
-        )
-
-    def rayleigh(
-        self,
-        scale: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the Rayleigh distribution: lengths of two normal coordinates.
-
-        Parameters
-        ----------
-        scale : float
-            Their standard deviation, a scalar.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `scale` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).rayleigh(2.0, 3))
-        [2.8850337  1.36877805 3.45949437]
-        """
-        scale = _scale("scale", scale)
-        return self._made(
-            "exponential", lambda e: scale * np.sqrt(2.0 * e), size, dtype, mesh, placements
-        )
-
-    def triangular(
-        self,
-        left: Any,
-        mode: Any,
-        right: Any,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from a triangle over an interval.
-
-        Parameters
-        ----------
-        left, mode, right : float
-            The ends of the interval, and where the triangle is highest; scalars.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If they are not in this order, or the interval is empty.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).triangular(0.0, 1.0, 4.0, 3))
-        [1.21425838 2.41712227 0.94661847]
-        """
-        left, mode, right = (
-            read_scalar(name, value)
-            for name, value in (("left", left), ("mode", mode), ("right", right))
-        )
-        if not (left <= mode <= right and left < right):
-            raise ArgumentError(
-                f"left={left!r}, mode={mode!r}, right={right!r} must be in this order, and left "
-                "below right"
-            )
-        width, before, after = right - left, mode - left, right - mode
-
-        def formula(u: Buffer) -> Buffer:
-            rising = left + np.sqrt(u * (width * before))
-            return np.where(
-                u * width <= before, rising, right - np.sqrt((1.0 - u) * (width * after))
-            )
-
-        return self._made("uniform", formula, size, dtype, mesh, placements)
-
-    def weibull(
-        self,
-        a: Any,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the Weibull distribution of scale 1.
-
-        Parameters
-        ----------
-        a : float
-            Its shape, a scalar.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If `a` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).weibull(2.0, 3))
-        [1.02001345 0.48393612 1.22311597]
-        """
-        a = _scale("a", a)
-        return self._made(
-            "exponential",
-            lambda e: np.power(e, 1.0 / a) if a else 0.0 * e,
-            size,
-            dtype,
-            mesh,
-            placements,
-        )
+    weibull = distribution(
+        "weibull",
+        "Draw floats from the Weibull distribution of scale 1.",
+        (_scale("a", "Its shape."),),
+        by_formula("exponential", _weibull),
+        "2.0, 3",
+        "[1.02001345 0.48393612 1.22311597]",
+    )
+    triangular = distribution(
+        "triangular",
+        "Draw floats from a triangle over an interval.",
+        (
+            _any("left", "The beginning of the interval."),
+            _any("mode", "Where the triangle is highest."),
+            _any("right", "The end."),
+        ),
+        by_formula("uniform", _triangular),
+        "0.0, 1.0, 4.0, 3",
+        "[1.21425838 2.41712227 0.94661847]",
+        condition=Condition(
+            "in this order, and left below right",
+            lambda left, mode, right: (left <= mode) & (mode <= right) & (left < right),
+        ),
+    )
+    standard_cauchy = distribution(
+        "standard_cauchy",
+        "Draw floats from the Cauchy distribution of location 0 and scale 1.",
+        (),
+        by_formula("uniform", lambda u: np.tan(np.pi * (u - 0.5))),
+        "3",
+        "[-0.4965206   1.29934589 -1.17816316]",
+    )
+    standard_gamma = distribution(
+        "standard_gamma",
+        "Draw floats from the gamma distribution of scale 1.",
+        (_finite_scale("shape", "Its shape; 0 gives 0."),),
+        by_sampler(_continuous.standard_gamma),
+        "2.0, 3",
+        "[2.19039135 0.43682204 4.24754034]",
+        method=_GAMMA,
+        dtype=POSITION,
+    )
+    gamma = distribution(
+        "gamma",
+        "Draw floats from the gamma distribution.",
+        (
+            _finite_scale("shape", "Its shape; 0 gives 0."),
+            _scale("scale", "By what they are multiplied.", 1.0),
+        ),
+        by_sampler(_continuous.gamma),
+        "2.0, 3.0, 3",
+        "[ 6.57117405  1.31046613 12.74262103]",
+        method=_GAMMA,
+    )
+    beta = distribution(
+        "beta",
+        "Draw floats from the beta distribution.",
+        (_finite("a", "The shape at 0."), _finite("b", "The shape at 1.")),
+        by_sampler(_continuous.beta),
+        "2.0, 3.0, 3",
+        "[0.30837515 0.07109232 0.58774415]",
+        method="A ratio of gamma numbers, whose logarithms count where they are tiny.",
+    )
+    chisquare = distribution(
+        "chisquare",
+        "Draw floats from the chi-square distribution.",
+        (_DF,),
+        by_sampler(_continuous.chisquare),
+        "3.0, 3",
+        "[3.22558285 0.43136308 6.92925298]",
+        method="Twice a gamma number.",
+    )
+    noncentral_chisquare = distribution(
+        "noncentral_chisquare",
+        "Draw floats from the noncentral chi-square distribution.",
+        (_DF, _NONC),
+        by_sampler(_continuous.noncentral_chisquare),
+        "3.0, 2.0, 3",
+        "[8.38638024 8.10806334 7.80068081]",
+        method="A square of a shifted normal number and a chi-square number beside it; for `df` up "
+        "to 1 a chi-square number of more degrees, twice a Poisson number of them.",
+    )
+    f = distribution(
+        "f",
+        "Draw floats from the F distribution.",
+        (_finite("dfnum", "Degrees above."), _finite("dfden", "Degrees below.")),
+        by_sampler(_continuous.f),
+        "3.0, 5.0, 3",
+        "[0.63429053 0.07208335 2.35724552]",
+        method="A ratio of gamma numbers.",
+    )
+    noncentral_f = distribution(
+        "noncentral_f",
+        "Draw floats from the noncentral F distribution.",
+        (_finite("dfnum", "Degrees above."), _finite("dfden", "Degrees below."), _NONC),
+        by_sampler(_continuous.noncentral_f),
+        "3.0, 5.0, 2.0, 3",
+        "[4.5302621  3.70432104 1.44915911]",
+        method="A ratio of chi-square numbers.",
+    )
+    standard_t = distribution(
+        "standard_t",
+        "Draw floats from Student's t distribution.",
+        (_DF,),
+        by_sampler(_continuous.standard_t),
+        "3.0, 3",
+        "[ 0.26953027 -0.9183397   1.47897242]",
+        method="A normal number over the root of a gamma number.",
+    )
+    vonmises = distribution(
+        "vonmises",
+        "Draw angles in [-pi, pi] from the von Mises distribution.",
+        (
+            Parameter("mu", "The mean angle.", "finite", np.isfinite),
+            _finite_scale("kappa", "The concentration."),
+        ),
+        by_sampler(_continuous.vonmises),
+        "0.0, 2.0, 3",
+        "[-0.42837154  0.33107979 -0.25624531]",
+        method="By D. J. Best and N. I. Fisher, J. R. Stat. Soc. C 28 (1979).",
+    )
+    wald = distribution(
+        "wald",
+        "Draw floats from the Wald or inverse Gaussian distribution.",
+        (_finite("mean", "The mean."), _finite("scale", "The shape, lambda.")),
+        by_sampler(_continuous.wald),
+        "2.0, 3.0, 3",
+        "[1.48099965 5.91652224 0.66523497]",
+        method="By J. R. Michael, W. R. Schucany and R. W. Haas, Am. Stat. 30 (1976).",
+    )
+    poisson = distribution(
+        "poisson",
+        "Draw numbers of events.",
+        (_finite_scale("lam", "The mean.", _MOST_EVENTS, 1.0),),
+        by_sampler(_counts.poisson),
+        "4.0, 5",
+        "[3 6 2 2 3]",
+        method="By adding up probabilities, and from a mean of 10 on by W. Hoermann, Insurance "
+        "Math. Econom. 12 (1993).",
+        whole=True,
+    )
+    binomial = distribution(
+        "binomial",
+        "Draw how many of some trials succeed.",
+        (
+            count_parameter("n", "How many trials."),
+            _chance(
+                "p", "The probability of success.", _PROBABILITY, lambda p: (p >= 0) & (p <= 1)
+            ),
+        ),
+        by_sampler(_counts.binomial),
+        "10, 0.3, 5",
+        "[2 4 2 1 3]",
+        method="By adding up probabilities, and from a mean of 10 on by W. Hoermann, J. Stat. "
+        "Comput. Simul. 46 (1993).",
+        whole=True,
+    )
+    negative_binomial = distribution(
+        "negative_binomial",
+        "Draw how many trials fail before `n` succeed.",
+        (
+            _finite("n", "How many successes; not only whole numbers."),
+            _chance(
+                "p",
+                "The probability of success.",
+                "above 0 and at most 1",
+                lambda p: (p > 0) & (p <= 1),
+            ),
+        ),
+        by_sampler(_continuous.negative_binomial),
+        "3, 0.4, 5",
+        "[3 0 5 5 9]",
+        method="A Poisson number of a gamma mean.",
+        whole=True,
+        condition=Condition(
+            "such that n (1 - p) / p, and ten standard deviations, are below 2**63",
+            lambda n, p: (n + 10 * np.sqrt(n)) * ((1 - p) / p) < _MOST_EVENTS,
+        ),
+    )
+    geometric = distribution(
+        "geometric",
+        "Draw how many trials it takes to succeed.",
+        (
+            _chance(
+                "p",
+                "The probability of success.",
+                "above 0 and at most 1",
+                lambda p: (p > 0) & (p <= 1),
+            ),
+        ),
+        by_formula("exponential", _geometric),
+        "0.2, 5",
+        "[ 5  2  7 11  5]",
+        whole=True,
+    )
+    hypergeometric = distribution(
+        "hypergeometric",
+        "Draw how many of a sample without replacement are good.",
+        (
+            count_parameter("ngood", "How many good items there are."),
+            count_parameter("nbad", "How many others."),
+            count_parameter("nsample", "How many are taken."),
+        ),
+        by_sampler(_counts.hypergeometric),
+        "30, 20, 10, 5",
+        "[7 5 7 8 6]",
+        method="By adding up probabilities, and from a mean of 10 on by E. Stadlober, J. Comput. "
+        "Appl. Math. 31 (1990).",
+        whole=True,
+        condition=Condition(
+            "such that nsample is at most ngood + nbad, and this at most 2**53",
+            lambda good, bad, sample: (sample <= good + bad) & (good + bad <= WHOLE),
+        ),
+    )
+    logseries = distribution(
+        "logseries",
+        "Draw whole numbers from 1 on, k with a probability proportional to `p**k / k`.",
+        (_chance("p", "The base.", "0 or more and below 1", lambda p: (p >= 0) & (p < 1)),),
+        by_sampler(_counts.logseries),
+        "0.7, 5",
+        "[1 4 1 1 1]",
+        method="By A. W. Kemp, J. R. Stat. Soc. C 30 (1981).",
+        whole=True,
+    )
+    zipf = distribution(
+        "zipf",
+        "Draw whole numbers from 1 to 2**63, k with a probability proportional to `k**-a`.",
+        (_finite("a", "The exponent.", 1.0),),
+        by_sampler(_counts.zipf),
+        "2.0, 5",
+        "[1 1 1 1 1]",
+        method="By L. Devroye, Non-Uniform Random Variate Generation (1986), chapter X.6; numbers "
+        "from 2**63 on are drawn again.",
+        whole=True,
+    )

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, world
-from distarray.core import device_of, normalize_dtype, normalize_shape
+from distarray.comm import _memory, world
+from distarray.core import BaseArray, device_of, normalize_dtype, normalize_shape
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
-from distarray.layout import Placement
-from distarray.ops import build, target_layout
+from distarray.layout import Layout, Placement
+from distarray.ops import asarray, build, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
-from distarray.random._distributions import INTEGERS, Distributions, read_scalar
+from distarray.random._choice import Choices
+from distarray.random._distributions import Distributions
+from distarray.random._integers import integers_between, read_integers
+from distarray.random._multivariate import Multivariate
+from distarray.random._parameters import (
+    Condition,
+    Parameter,
+    check,
+    common_shape,
+    cut,
+    draw_beside,
+    read_float_dtype,
+)
 from distarray.random._seeding import derive_key, normalize_seed
+from distarray.random._streams import Fill, by_sampler
 from distarray.typing import Box, Buffer, Shape
-
-_Fill = Callable[[Buffer, tuple[int, int], int, Shape, Box], None]
-
-_DOUBLE = np.dtype(np.float64)
-_PIECE = 1 << 16
-"""Items that a formula takes at a time: what lies between its steps stays in the cache."""
 
 
 def default_rng(seed: Any = None) -> Generator:
@@ -55,7 +62,7 @@ def default_rng(seed: Any = None) -> Generator:
     return seed if isinstance(seed, Generator) else Generator(seed)
 
 
-class Generator(Distributions):
+class Generator(Distributions, Multivariate, Choices):
     """A source of random numbers with the methods of NumPy's, for distributed arrays.
 
     Every process makes its own generator from the same seed and draws the same arrays from it, in
@@ -138,102 +145,6 @@ class Generator(Distributions):
         """
         return self._floats("uniform", 0.0, 1.0, size, dtype, mesh, placements)
 
-    def uniform(
-        self,
-        low: Any = 0.0,
-        high: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from [low, high), uniformly; rounding can reach `high`.
-
-        Parameters
-        ----------
-        low, high : float
-            Scalars, `low` not above `high`.
-        size, dtype, mesh, placements
-            As for `random`.
-
-        Raises
-        ------
-        ArgumentError
-            If the interval is empty or infinite.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).uniform(-1.0, 1.0, 3))
-        [-0.29339273  0.58241635 -0.55195674]
-        """
-        low, high = read_scalar("low", low), read_scalar("high", high)
-        if not (low <= high and math.isfinite(high - low)):
-            raise ArgumentError(
-                f"low={low!r}, high={high!r} is no interval: low must not be above high, and "
-                "high - low must be finite"
-            )
-        return self._floats("uniform", low, high - low, size, dtype, mesh, placements)
-
-    def standard_normal(
-        self,
-        size: Any = None,
-        dtype: Any = np.float64,
-        *,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from the normal distribution of mean 0 and variance 1.
-
-        Parameters
-        ----------
-        size, dtype, mesh, placements
-            As for `random`; float32 values are the float64 ones, rounded.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).standard_normal(3))
-        [ 0.36933529 -1.39443405  1.41725473]
-        """
-        return self._floats("normal", 0.0, 1.0, size, dtype, mesh, placements)
-
-    def normal(
-        self,
-        loc: Any = 0.0,
-        scale: Any = 1.0,
-        size: Any = None,
-        *,
-        dtype: Any = np.float64,
-        mesh: Any = None,
-        placements: Sequence[Placement] | None = None,
-    ) -> Any:
-        """Draw floats from a normal distribution.
-
-        Parameters
-        ----------
-        loc, scale : float
-            Mean and standard deviation, scalars.
-        size, dtype, mesh, placements
-            As for `random`; float32 values are the float64 ones, rounded.
-
-        Raises
-        ------
-        ArgumentError
-            If `scale` is negative.
-
-        Examples
-        --------
-        >>> import distarray as da
-        >>> print(da.random.default_rng(7).normal(5.0, 2.0, 3))
-        [5.73867058 2.21113191 7.83450946]
-        """
-        loc, scale = read_scalar("loc", loc), read_scalar("scale", scale)
-        if not scale >= 0:
-            raise ArgumentError(f"scale={scale!r} is a standard deviation and must be 0 or more")
-        return self._floats("normal", loc, scale, size, dtype, mesh, placements)
-
     def integers(
         self,
         low: Any,
@@ -249,10 +160,11 @@ class Generator(Distributions):
 
         Parameters
         ----------
-        low, high : int
-            Scalars. Without `high`, from 0 to `low`.
+        low, high : int or array of int
+            Without `high`, from 0 to `low`.
         size, mesh, placements
-            As for `random`.
+            As for `random`. Without `size` the result has the shape to which the bounds broadcast;
+            beside a distributed one, without `mesh` and `placements`, its layout.
         dtype : data type
             An integer type or bool.
         endpoint : bool
@@ -264,6 +176,8 @@ class Generator(Distributions):
             If `dtype` is no integer type.
         ArgumentError
             If there is no such integer, or one that the dtype cannot hold.
+        ShapeError
+            If the bounds do not broadcast to `size`.
 
         Examples
         --------
@@ -271,21 +185,30 @@ class Generator(Distributions):
         >>> print(da.random.default_rng(7).integers(0, 10, 5))
         [3 7 2 0 3]
         """
-        first, last = (
-            (0, _integer("low", low))
-            if high is None
-            else (_integer("low", low), _integer("high", high))
-        )
-        last -= not endpoint
         kind = normalize_dtype(dtype, np.int64)
         if kind.kind not in "biu" or not kind.isnative:
             raise DTypeError(f"dtype={kind} holds no integers; use an integer type or bool")
+        least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+        bounds = {"low": low} if high is None else {"low": low, "high": high}
+        if any(map(np.ndim, bounds.values())):
+            values = [read_integers(name, value) for name, value in bounds.items()]
+            return self._integers_between(
+                [0, *values][-2:],
+                size,
+                kind,
+                least,
+                most + (not endpoint),
+                endpoint,
+                mesh,
+                placements,
+            )
+        first, last = [0, *[_integer(name, value) for name, value in bounds.items()]][-2:]
+        last -= not endpoint
         if first > last:
             raise ArgumentError(
                 f"there is no integer from {first} to {last}, both included; low must be below "
                 "high, or equal to it with endpoint=True"
             )
-        least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
         if first < least or last > most:
             raise ArgumentError(
                 f"integers from {first} to {last} do not fit {kind}, which holds {least} to "
@@ -296,6 +219,58 @@ class Generator(Distributions):
             fill_integers(out, key, call, shape, box, first, last - first + 1)
 
         return self._draw(fill, size, kind, mesh, placements)
+
+    def _integers_between(
+        self,
+        values: Sequence[Any],
+        size: Any,
+        kind: np.dtype[Any],
+        least: int,
+        end: int,
+        endpoint: bool,
+        mesh: Any,
+        placements: Sequence[Placement] | None,
+    ) -> Any:
+        """Return integers between bounds of which one at least is an array."""
+        bounds = [Parameter("low", ""), Parameter("high", "")]
+        condition = Condition(
+            f"such that {kind} holds the integers from low to high, "
+            + ("both included" if endpoint else "high not included; it must be above low"),
+            lambda low, high: (
+                (low >= least) & (high <= end) & (low <= high if endpoint else low < high)
+            ),
+        )
+        fill = by_sampler(functools.partial(integers_between, endpoint))
+        return self._sample(
+            "integers", fill, bounds, values, condition, size, kind, mesh, placements, exact=True
+        )
+
+    def bytes(self, length: int) -> Any:
+        """Return random bytes, the same on every process.
+
+        Parameters
+        ----------
+        length : int
+            How many.
+
+        Raises
+        ------
+        ArgumentError
+            If it is negative.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> da.random.default_rng(7).bytes(3).hex()
+        '5aca39'
+        """
+        count = _integer("length", length)
+        if count < 0:
+            raise ArgumentError(f"length={count} must be 0 or more")
+        out = np.empty(count, np.uint8)
+        fill_integers(out, self._known_key(), self._calls, (count,), ((0, count),), 0, 256)
+        self._calls += 1
+        return out.tobytes()
 
     def spawn(self, n_children: int) -> list[Generator]:
         """Return new generators that are independent of this one and of each other.
@@ -342,63 +317,100 @@ class Generator(Distributions):
         mesh: Any,
         placements: Sequence[Placement] | None,
     ) -> Any:
-        found = _check_floats(dtype)
+        found = read_float_dtype(dtype)
 
         def fill(out: Buffer, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
             fill_floats(out, kind, key, call, shape, box, loc, scale)
 
         return self._draw(fill, size, found, mesh, placements)
 
-    def _made(
+    def _sample(
         self,
-        kind: str,
-        formula: Callable[[Buffer], Buffer],
+        name: str,
+        fill: Fill,
+        parameters: Sequence[Parameter],
+        values: Sequence[Any],
+        condition: Condition | None,
         size: Any,
         dtype: Any,
         mesh: Any,
         placements: Sequence[Placement] | None,
+        exact: bool = False,
     ) -> Any:
-        """Return an array of what a formula makes of float64 numbers of a kind, item by item."""
-        found = dtype if dtype is INTEGERS else _check_floats(dtype)
+        """Return an array that ``fill`` makes of random numbers and parameters, item by item.
 
-        def fill(out: Buffer, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
-            same = out.dtype == _DOUBLE
-            numbers = out if same else _memory.empty(out.shape, _DOUBLE, _backend.device_of(out))
-            fill_floats(numbers, kind, key, call, shape, box)
-            flat, given = out.reshape(-1), numbers.reshape(-1)
-            for start in range(0, flat.size, _PIECE):
-                part = slice(start, start + _PIECE)
-                flat[part] = formula(given[part])
+        Distributed parameters become floats, unless they are to be `exact`.
+        """
+        shape = common_shape(
+            name,
+            None if size is None else normalize_shape(size),
+            [getattr(value, "shape", ()) for value in values],
+        )
+        if not any(isinstance(value, BaseArray) for value in values):
+            check(parameters, values, condition)
+            # One number, not an array without axes, where nothing asks for an array.
+            wanted = None if size is None and not shape else shape
+            return self._draw(fill, wanted, dtype, mesh, placements, values)
 
-        return self._draw(fill, size, found, mesh, placements)
+        def draw(shape: Shape, box: Box, device: Any, blocks: Sequence[Any]) -> Buffer:
+            if not exact:
+                blocks = [x.astype(np.float64) if np.ndim(x) else float(x) for x in blocks]
+            check(parameters, blocks, condition)
+            return self._block(fill, shape, box, dtype, device, blocks)
+
+        self._known_key()
+        result = draw_beside(name, draw, values, shape, dtype)
+        self._calls += 1
+        if mesh is None and placements is None:
+            return result
+        return asarray(result, mesh=mesh, placements=placements)
 
     def _draw(
         self,
-        fill: _Fill,
+        fill: Fill,
         size: Any,
         dtype: np.dtype[Any],
         mesh: Any,
         placements: Sequence[Placement] | None,
+        parameters: Sequence[Any] = (),
+        rows: Shape = (),
+        layout: Layout | None = None,
     ) -> Any:
         """Return an array that ``fill`` makes block by block, under the next stream number.
 
         What can be wrong was found before: only a draw that succeeds counts, on every process.
+        Each item of the size has as many axes more as `rows` has; parameters have no part in them,
+        or all.
         """
-        shape = () if size is None else normalize_shape(size)
-        plain = size is None and mesh is None and placements is None
-        layout = None if plain else target_layout(shape, mesh, placements, None)
-        key = self._known_key()
-        call = self._calls
-        self._calls += 1
-
+        lead = () if size is None else normalize_shape(size)
+        shape = (*lead, *rows)
+        plain = not shape and size is None and mesh is None and placements is None
+        if layout is None and not plain:
+            layout = target_layout(shape, mesh, placements, None)
         device = None if layout is None else device_of(layout)
+        self._known_key()
 
         def make(box: Box) -> Buffer:
-            block = _memory.empty(tuple(b - a for a, b in box), dtype, device)
-            fill(block, key, call, shape, box)
-            return block
+            own = [cut(value, lead, box) for value in parameters]
+            return self._block(fill, shape, box, dtype, device, own)
 
-        return make(())[()] if layout is None else build(layout, dtype, make)
+        result = make(())[()] if layout is None else build(layout, dtype, make)
+        self._calls += 1
+        return result
+
+    def _block(
+        self,
+        fill: Fill,
+        shape: Shape,
+        box: Box,
+        dtype: np.dtype[Any],
+        device: Any,
+        parameters: Sequence[Any] = (),
+    ) -> Buffer:
+        """Return the block of a box, of the numbers of the present call."""
+        block = _memory.empty(tuple(b - a for a, b in box), dtype, device)
+        fill(block, self._known_key(), self._calls, shape, box, *parameters)
+        return block
 
     def _known_key(self) -> tuple[int, int]:
         if self._key is None:
@@ -413,13 +425,6 @@ class Generator(Distributions):
             found = secrets.randbits(128) if everyone.rank == 0 else None
             self._entropy = (everyone.broadcast_object(found, root=0),)
         return self._entropy
-
-
-def _check_floats(dtype: Any) -> np.dtype[Any]:
-    found = normalize_dtype(dtype)
-    if found not in (np.float64, np.float32):
-        raise DTypeError(f"dtype={found} cannot be drawn; use float64 or float32 and astype")
-    return found
 
 
 def _integer(name: str, value: Any) -> int:

@@ -49,7 +49,7 @@ def host_and_device(what: Any, shape: Any, box: Any, call: int) -> list[np.ndarr
     count = int(np.prod(sizes, dtype=int))
     host, whole = np.empty(sizes, dtype), np.zeros(count + 2, dtype)
     device = whole[1 : 1 + count].reshape(sizes)
-    words, geometry = _blocks._words(KEY, call), _blocks._geometry(shape, box)
+    words, geometry = _blocks.words_of(KEY, call), _blocks.geometry_of(shape, box)
     if len(what) == 2:
         fill_floats(host, what[0], KEY, call, shape, box, 0.25, 1.5)
         assert _blocks.launch_kernel(device, what[0], words, geometry, (0.25, 1.5, 0.0))

@@ -4,46 +4,10 @@ Better than to call NumPy's function on the whole array, or on blocks. Names are
 NumPy; some are of its older versions, from which scripts still have them.
 """
 
-_ANY_DISTRIBUTION = (
-    "the distribution's ppf of SciPy, da.map_blocks(lambda u: scipy.stats.{0}.ppf(u, ...), "
-    "rng.random(size)), which gives the same numbers on any number of processes"
-)
-_BY_BLOCKS = (
-    "NumPy's generator on each process, np.random.default_rng([seed, mesh.rank]), and "
-    "da.DistArray.from_local of what it draws there"
-)
 _OF_BLOCK = "x.to_local().{0}, that of this process's block"
-_SHUFFLE = "x[da.argsort(rng.random(len(x)))], which has the rows of x in another order"
 _COMPARE = "assert da.{0}, which gathers nothing, or NumPy's of x.full_array()"
 _DEFAULT_RNG = "rng = da.random.default_rng(seed), and "
 
-_GENERATOR = {
-    "choice": "x[rng.integers(0, len(x), n)], which draws with replacement (of numbers below m it "
-    "is rng.integers(0, m, n)), or x[da.argsort(rng.random(len(x)))[:n]], without",
-    "permutation": f"{_SHUFFLE}, or of numbers below m da.argsort(rng.random(m))",
-    "shuffle": f"x[...] = {_SHUFFLE}",
-    "permuted": "da.take_along_axis(x, da.argsort(rng.random(x.shape), axis=axis), axis)",
-    "multivariate_normal": "mean + rng.standard_normal((n, len(mean))) @ np.linalg.cholesky(cov).T",
-    **{
-        theirs: _ANY_DISTRIBUTION.format(scipys)
-        for theirs, scipys in {
-            **{name: name for name in ("beta", "f", "gamma", "poisson", "vonmises", "zipf")},
-            "binomial": "binom",
-            "chisquare": "chi2",
-            "hypergeometric": "hypergeom",
-            "logseries": "logser",
-            "negative_binomial": "nbinom",
-            "noncentral_chisquare": "ncx2",
-            "noncentral_f": "ncf",
-            "standard_gamma": "gamma",
-            "standard_t": "t",
-            "wald": "invgauss",
-        }.items()
-    },
-    **dict.fromkeys(("dirichlet", "multinomial", "multivariate_hypergeometric"), _BY_BLOCKS),
-    "bytes": "rng.integers(0, 256, n, dtype='uint8')",
-    "bit_generator": "da.random.default_rng(seed), which has one of its own",
-}
 _GLOBAL_RANDOM = {
     **dict.fromkeys(("rand", "ranf", "sample", "random_sample", "random"), "rng.random(size)"),
     "randn": "rng.standard_normal(size)",
@@ -52,12 +16,16 @@ _GLOBAL_RANDOM = {
     **{
         name: f"rng.{name}"
         for name in (
-            *("exponential", "geometric", "gumbel", "laplace", "logistic", "lognormal", "normal"),
-            *("pareto", "power", "rayleigh", "standard_cauchy", "standard_exponential"),
-            *("standard_normal", "triangular", "uniform", "weibull"),
+            *("beta", "binomial", "bytes", "chisquare", "choice", "dirichlet", "exponential", "f"),
+            *("gamma", "geometric", "gumbel", "hypergeometric", "laplace", "logistic"),
+            *("lognormal", "logseries", "multinomial", "multivariate_hypergeometric"),
+            *("multivariate_normal", "negative_binomial", "noncentral_chisquare", "noncentral_f"),
+            *("normal", "pareto", "permutation", "permuted", "poisson", "power", "rayleigh"),
+            *("shuffle", "standard_cauchy", "standard_exponential", "standard_gamma"),
+            *("standard_normal", "standard_t", "triangular", "uniform", "vonmises", "wald"),
+            *("weibull", "zipf"),
         )
     },
-    **{name: remedy for name, remedy in _GENERATOR.items() if name != "bit_generator"},
 }
 
 INSTEAD = {
@@ -132,7 +100,7 @@ INSTEAD = {
     "ndarray.byteswap": "da.map_blocks(lambda block: block.byteswap(), x)",
     "ndarray.getfield": "x[name], or da.map_blocks(lambda block: block.getfield(dtype), x)",
     "ndarray.setfield": "x[name] = values",
-    **{f"random.Generator.{name}": remedy for name, remedy in _GENERATOR.items()},
+    "random.Generator.bit_generator": "da.random.default_rng(seed), which has one of its own",
     **{f"random.{name}": _DEFAULT_RNG + remedy for name, remedy in _GLOBAL_RANDOM.items()},
     **{
         f"random.{name}": "da.random.default_rng(seed), where a seed is one or several integers"

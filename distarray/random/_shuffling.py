@@ -1,0 +1,251 @@
+"""Orders at random: each process finds the numbers of its rows, which then move."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from distarray.comm import _backend
+from distarray.core import (
+    BaseArray,
+    check_distributed,
+    check_out,
+    check_writable,
+    write_out,
+)
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
+from distarray.layout import Layout, Placement, carry_cuts, normalize_axis
+from distarray.ops import asarray, take, take_along_axis
+from distarray.random._bijection import permute
+from distarray.random._blocks import Key, geometry_of, indices_of, words_of
+from distarray.random._parameters import INTEGERS
+from distarray.random._streams import Fill
+from distarray.typing import Box, Shape
+
+
+class Shuffling:
+    """Methods of `Generator` that permute."""
+
+    __slots__ = ()
+
+    _draw: Callable[..., Any]
+
+    def permutation(
+        self,
+        x: Any,
+        axis: int = 0,
+        *,
+        mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+    ) -> Any:
+        """Return the numbers below `x`, or the parts of an array along an axis, in random order.
+
+        Parameters
+        ----------
+        x : int, DistArray or array_like
+            A plain array must be the same on every process.
+        axis : int
+            Whose parts change places.
+        mesh, placements
+            As for `random`; a DistArray keeps its own without them.
+
+        Returns
+        -------
+        DistArray
+            A copy.
+
+        Raises
+        ------
+        ArgumentError
+            If `x` is a negative number.
+        ArgumentTypeError
+            If it is neither a whole number nor an array with axes.
+        AxisError
+            If there is no such axis.
+
+        Notes
+        -----
+        Distribution: nothing is sent to find the order. Where `axis` is cut each process takes its
+        new rows from their owners, else nothing is sent at all. Memory besides the result: 32 bytes
+        for each row of the process.
+
+        By a keyed bijection (Mitchell et al., ACM Trans. Parallel Comput. 9 (2022)): up to 4096
+        parts each order is as likely as the others; of more the orders are those of 2**64 keys.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> rng = da.random.default_rng(7)
+        >>> print(rng.permutation(8))
+        [6 3 2 0 4 7 1 5]
+        >>> print(rng.permutation(da.arange(8).reshape(4, 2)))
+        [[0 1]
+         [6 7]
+         [4 5]
+         [2 3]]
+        """
+        if not isinstance(x, BaseArray) and not np.ndim(x):
+            count = read_count("permutation", "x", x)
+            return self._places(count, (count,), mesh, placements)
+        x, axis = read_array("permutation", x, axis)
+        return lay_out(take(x, self._places_along(x, axis, mesh), axis), mesh, placements)
+
+    def shuffle(self, x: Any, axis: int = 0) -> None:
+        """Bring the parts of an array along an axis into random order, in place.
+
+        Parameters
+        ----------
+        x : DistArray
+        axis : int
+            Whose parts change places.
+
+        Raises
+        ------
+        ArgumentTypeError
+            If `x` is not distributed; use ``x = rng.permutation(x)``.
+        ReadOnlyError
+            If the array is read-only.
+        AxisError
+            If there is no such axis.
+
+        Notes
+        -----
+        As ``x[...] = rng.permutation(x, axis)``.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.arange(8)
+        >>> da.random.default_rng(7).shuffle(x)
+        >>> print(x)
+        [6 3 2 0 4 7 1 5]
+        """
+        if not isinstance(x, BaseArray):
+            raise ArgumentTypeError(
+                f"shuffle got {type(x).__name__} and changes a DistArray; use x = "
+                "rng.permutation(x), which returns a distributed array"
+            )
+        check_writable("shuffle", x)
+        write_out("shuffle", x, self.permutation(x, axis))
+
+    def permuted(self, x: Any, *, axis: int | None = None, out: Any = None) -> Any:
+        """Return an array with the items of each line along an axis in a random order of its own.
+
+        Parameters
+        ----------
+        x : DistArray or array_like
+            A plain array must be the same on every process.
+        axis : int or None
+            Of the lines. None: all items change places.
+        out : DistArray, optional
+            Where the result goes; of the shape of `x`, or `x` itself.
+
+        Raises
+        ------
+        ShapeError
+            If `out` has another shape.
+        AxisError
+            If there is no such axis.
+
+        Notes
+        -----
+        Distribution: as `take_along_axis`, or `take` for None. Memory besides the result: 8 bytes
+        for each item of the process.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> x = da.arange(12).reshape(3, 4)
+        >>> print(da.random.default_rng(7).permuted(x, axis=1))
+        [[ 3  2  0  1]
+         [ 6  4  7  5]
+         [ 9  8 10 11]]
+        """
+        if not isinstance(x, BaseArray):
+            x = asarray(x)
+        check_out("permuted", x, out)
+        if out is not None and out.shape != x.shape:
+            raise ShapeError(f"permuted(out=) has shape {out.shape} and must have {x.shape}")
+        layout = x._layout.without_partial()
+        if axis is None or not x.ndim:
+            result = take(x, self._draw_layout(_order(x.size), layout))
+        else:
+            axis = normalize_axis(axis, x.ndim)
+            result = take_along_axis(x, self._draw_layout(_orders(axis), layout), axis)
+        return write_out("permuted", out, result)
+
+    # --- numbers of rows -------------------------------------------------------------------------
+
+    def _places(self, count: int, shape: Any, mesh: Any, placements: Any) -> Any:
+        """Return the first of the numbers below `count` in random order, as an array of a shape."""
+        return self._draw(_order(count), shape, INTEGERS, mesh, placements)
+
+    def _places_along(self, x: Any, axis: int, mesh: Any) -> Any:
+        """Return the numbers of an axis in random order, cut as the axis is."""
+        count = x.shape[axis]
+        if not isinstance(x, BaseArray):
+            return self._places(count, (count,), mesh, None)
+        return self._draw_layout(_order(count), carry_cuts(x._layout, (count,), {axis: 0}))
+
+    def _draw_layout(self, fill: Fill, layout: Layout) -> Any:
+        return self._draw(fill, layout.shape, INTEGERS, None, None, layout=layout)
+
+
+def _order(count: int) -> Fill:
+    """Return what fills a block with the numbers below `count` in random order, in C order."""
+
+    def fill(out: Any, key: Key, call: int, shape: Shape, box: Box) -> None:
+        places = indices_of(geometry_of(shape, box), np.arange(out.size))
+        found = permute(places, count, words_of(key, call), np.zeros(1, np.uint64))
+        out[...] = _backend.asarray(found.reshape(out.shape), _backend.device_of(out))
+
+    return fill
+
+
+def _orders(axis: int) -> Fill:
+    """Return what fills a block with the numbers along an axis, in an order for each line."""
+
+    def fill(out: Any, key: Key, call: int, shape: Shape, box: Box) -> None:
+        before, (start, stop), after = box[:axis], box[axis], box[axis + 1 :]
+        sizes = [b - a for a, b in (*before, *after)]
+        firsts = geometry_of(shape, (*before, (0, 1), *after))
+        lines = indices_of(firsts, np.arange(prod(sizes)))
+        places = np.arange(start, stop, dtype=np.uint64)
+        stride = prod(shape[axis + 1 :])
+        found = permute(places, shape[axis], words_of(key, call), lines, stride)
+        found = np.moveaxis(found.reshape(*sizes, stop - start), -1, axis)
+        out[...] = _backend.asarray(found, _backend.device_of(out))
+
+    return fill
+
+
+def read_count(name: str, of: str, value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{name}: {of}={value!r} is neither a whole number nor an array with axes"
+        ) from None
+    if count < 0:
+        raise ArgumentError(f"{name}: {of}={count} must be 0 or more")
+    return count
+
+
+def read_array(name: str, x: Any, axis: Any) -> tuple[Any, int]:
+    if not isinstance(x, BaseArray):
+        x = np.asarray(x)
+        if x.dtype.hasobject:
+            check_distributed(name, x)
+    if not x.ndim:
+        raise ArgumentTypeError(f"{name} of an array without axes: pass int(x), or x.reshape(1)")
+    return x, normalize_axis(axis, x.ndim)
+
+
+def lay_out(x: Any, mesh: Any, placements: Any) -> Any:
+    if mesh is None and placements is None:
+        return x
+    return asarray(x, mesh=mesh, placements=placements)
