@@ -61,7 +61,7 @@ def eliminate_panel(panel: np.ndarray) -> np.ndarray:
     height, width = panel.shape
     order = np.arange(height)
     getrf = _scipy("getrf", panel.dtype)
-    if getrf is not None:
+    if getrf is not None and panel.size:  # LAPACK complains of no rows on stderr
         triangles, pivots, _ = getrf(np.asfortranarray(panel))
         for k, pivot in enumerate(pivots.tolist()):
             order[k], order[pivot] = order[pivot], order[k]

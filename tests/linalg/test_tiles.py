@@ -215,6 +215,12 @@ def test_panels_are_eliminated_with_partial_pivoting(shape: tuple[int, int]) -> 
 
 
 @pytest.mark.usefixtures("kernels")
+def test_panel_without_rows_is_eliminated_without_a_complaint(capfd: Any) -> None:
+    assert _kernels.eliminate_panel(np.empty((0, 5))).shape == (0,)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("lower", [True, False])
 def test_triangles_are_solved_in_place(lower: bool) -> None:
     rng = np.random.default_rng(0)
