@@ -4,7 +4,8 @@ Axes that are not cut come first; then the cut of another one is turned to an ax
 that is not transformed, by one exchange (slabs and pencils: Dalcin, Mortensen and Keyes, "Fast
 parallel multidimensional FFT using advanced MPI", 2019). A result stays turned. Of the ways with
 the fewest exchanges and even blocks the plan takes the one whose result has its cuts along the
-first axes, so that an inverse transform leads back to an array that is cut along those. A line of
+first of the transformed axes, so that an inverse transform leads back to an array that is cut along
+those. A line of
 which no other axis can take the cut is transformed by all processes together (`_line`).
 """
 
@@ -36,6 +37,8 @@ class _Way(NamedTuple):
     unevenness: float
     doubled: int
     """Cuts of axes that another mesh axis cuts as well: the next transform has more to move."""
+    aside: int
+    """Cuts of axes that are not transformed: components of a vector, say, that belong together."""
     cuts: tuple[int, ...]
     """Of the result: the axis that each mesh axis cuts, or -1."""
     stages: tuple[Stage, ...]
@@ -61,10 +64,11 @@ def _search(layout: Layout, pending: tuple[int, ...], task: Task, known: dict[An
                 _continue(cost, more, _search(more[-1].after, rest, task, known))
                 for cost, more, rest in _options(layout, pending, task)
             ]
-            best = min(ways, key=lambda way: way[:4])
+            best = min(ways, key=lambda way: way[:5])
         else:
             cuts = tuple(p.axis if type(p) is Shard else -1 for p in layout.placements)
-            best = _Way(0, 0.0, 0, cuts, ())
+            transformed = {-1, *(axis for axis, _ in task.lengths)}
+            best = _Way(0, 0.0, 0, sum(axis not in transformed for axis in cuts), cuts, ())
         known[key] = best._replace(stages=(*stages, *best.stages))
     return known[key]
 
@@ -75,6 +79,7 @@ def _continue(cost: tuple[int, float, int], stages: tuple[Stage, ...], rest: _Wa
         exchanges + rest.exchanges,
         unevenness + rest.unevenness,
         doubled + rest.doubled,
+        rest.aside,
         rest.cuts,
         (*stages, *rest.stages),
     )

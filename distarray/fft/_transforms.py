@@ -287,7 +287,8 @@ Returns
 -------
 DistArray
     {result} It stays turned: `[S(0)]` leads to `[S(1)]`, `[S(0), S(1)]` of three axes to `[S(1),
-    S(2)]`, and the inverse transform back. `x.redistribute` turns it where that matters.
+    S(2)]`, and the inverse transform back. `x.redistribute` turns it where that matters. An axis
+    that is not transformed stays whole if another one can be cut.
 
 Raises
 ------

@@ -58,6 +58,17 @@ def test_result_stays_turned_and_the_inverse_leads_back(
     assert (list(placements), count) == (before, exchanges)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_components_of_a_field_stay_together_whatever_divides_their_number(size: int) -> None:
+    """Three of them would make even blocks on three processes, and then products need exchanges."""
+    task = Task(((1, 32), (2, 32), (3, 32)), True, "in", None, None, np.dtype(complex))
+    for components in (3, 8):
+        source = Layout(AbstractMesh((size,)), [S1], (components, 32, 32, 32))
+        stages = plan(source, task)
+        assert stages[-1].after.placements == (S2,)
+        assert sum(len(stage.sends) for stage in stages) == 1
+
+
 def test_real_items_of_a_last_axis_that_is_cut_take_one_exchange_more() -> None:
     assert planned((4,), [S2], (64, 64, 64), "in")[1] == 2
     assert planned((4,), [S2], (64, 64, 64), "out")[1] == 1
