@@ -1,4 +1,4 @@
-"""The batch file that goes on where it was stopped, with stand-ins for Slurm's commands."""
+"""Batch files that go on where they were stopped, with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "batch" / "gpt_fsdp.slurm"
+BATCH = Path(__file__).resolve().parents[2] / "examples" / "batch"
+SCRIPT = BATCH / "gpt_fsdp.slurm"
 
 
 @pytest.fixture
@@ -32,15 +33,24 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_first_run_begins_and_later_ones_resume(slurm: dict[str, str], tmp_path: Path) -> None:
-    subprocess.run(["bash", SCRIPT], env=slurm, check=True, timeout=30)
-    manifest = tmp_path / "gpt-fsdp-7" / "gpt-checkpoints" / "step-00000100" / "manifest.json"
+@pytest.mark.parametrize(
+    ("script", "folder", "checkpoints"),
+    [
+        ("gpt_fsdp.slurm", "gpt-fsdp-7", "gpt-checkpoints"),
+        ("taylor_green.slurm", "taylor-green-7", "taylor_green"),
+    ],
+)
+def test_first_run_begins_and_later_ones_resume(
+    slurm: dict[str, str], tmp_path: Path, script: str, folder: str, checkpoints: str
+) -> None:
+    subprocess.run(["bash", BATCH / script], env=slurm, check=True, timeout=30)
+    manifest = tmp_path / folder / checkpoints / "step-00000100" / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}")
-    subprocess.run(["bash", SCRIPT], env=slurm, check=True, timeout=30)
+    subprocess.run(["bash", BATCH / script], env=slurm, check=True, timeout=30)
     first, second = (tmp_path / "told").read_text().splitlines()
     assert "--mesh 2,4" in first
-    assert f"--out {tmp_path}/gpt-fsdp-7" in first
+    assert f"--out {tmp_path}/{folder}" in first
     assert "--resume" not in first
     assert second == f"{first} --resume"
 

@@ -6,15 +6,20 @@ import contextlib
 import io
 import re
 from pathlib import Path
+from types import ModuleType
 
 import flights_data
 import flights_numpy
 import flights_pca_kmeans
 import flights_sklearn
+import gaussian_process
 import heat_equation
 import hello_layout
 import numpy as np
+import option_prices
+import photograph_pca
 import pytest
+import taylor_green
 
 import distarray as da
 
@@ -76,6 +81,30 @@ def test_heat_equation_is_numpy_to_the_bit() -> None:
     plate = da.distribute_array(start, mesh, [da.Shard(0), da.Shard(1)])
     result = heat_equation.diffuse(plate, 6)
     np.testing.assert_array_equal(np.asarray(result), heat_equation.diffuse_alone(start, 6))
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "told"),
+    [
+        (taylor_green, ["--points", "8", "--steps", "3", "--save-every", "2"], "energy lost"),
+        (option_prices, ["--paths", "2000", "--days", "4", "--batch", "1100"], "the same bits"),
+        (gaussian_process, ["--points", "90", "--grid", "5"], "is the likeliest"),
+        (photograph_pca, ["--size", "2"], "of the variance"),
+    ],
+)
+def test_program_agrees_with_its_twin_and_draws(
+    program: ModuleType, arguments: list[str], told: str, mpi_tmp_path: Path
+) -> None:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        program.main([*arguments, "--check", "--out", str(mpi_tmp_path)])
+    if da.default_mesh().rank == 0:
+        assert told in output.getvalue()
+        differences = re.findall(r"\d\.\de[-+]\d\d", output.getvalue())
+        assert all(float(one) < 1e-9 for one in differences)
+        assert differences or "the same bits" in output.getvalue()
+        picture = mpi_tmp_path / f"{program.__name__}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_hello_layout_moves_a_real_array() -> None:
