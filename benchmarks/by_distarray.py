@@ -51,6 +51,7 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     rows, columns, everywhere = ([PLACEMENTS[name]] for name in ("S0", "S1", "R"))
     line = da.arange(float(LINE_SIZE)) if name in ("x[i]", "x[i:]") else dx
     turns = itertools.cycle(range(LINE_SIZE))
+    rng = da.random.default_rng(0)
     works: dict[str, Work] = {
         "x + y": lambda: dx + dy,
         "x * 2 + y": lambda: dx * 2 + dy,
@@ -68,6 +69,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
         "S0 @ S0": lambda: (dx @ dy).redistribute(rows),
         "x[i]": lambda: line[next(turns)],
         "x[i:]": lambda: line[next(turns) :],
+        "rng.normal": lambda: rng.normal(size=dx.shape),
+        "rng.permutation": lambda: rng.permutation(dx.size // 8),
         "map_blocks": lambda: da.map_blocks(np.negative, dx),
     }
     if name in ("halo", "heat step"):

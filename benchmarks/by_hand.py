@@ -121,6 +121,13 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
             total = np.zeros(x.shape[1])
             rows = x.shape[0] * comm.size
             return lambda: (comm.Allreduce(x.sum(axis=0), total), total / rows)[1]
+        case "rng.normal":
+            rng, out = np.random.default_rng(comm.rank), np.zeros_like(x)
+            return lambda: rng.standard_normal(out=out)
+        case "rng.permutation":  # all ranks make all of it
+            rng, part = np.random.default_rng(0), x.size // 8
+            own = slice(part * comm.rank, part * (comm.rank + 1))
+            return lambda: rng.permutation(part * comm.size)[own]
         case "halo" | "heat step":
             return _with_edges(comm, x, name == "heat step")
         case "S0 @ R":

@@ -140,6 +140,8 @@ LARGE_OPERATIONS = (
     "x.sum(reproducible=True)",
     "x.mean(0)",
     "heat step",
+    "rng.normal",
+    "rng.permutation",
     "S0 @ R",
     "S0 @ S0",
 )
