@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from distarray.comm import Communicator, DeviceMesh, _memory, init_device_mesh, world
-from distarray.comm.kernels import choices
+from distarray.comm.kernels import choices, choose_anew
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import (
@@ -37,7 +37,8 @@ _ITEM: Final = 8
 _R, _P, _S0, _S1 = Replicate(), Partial(), Shard(0), Shard(1)
 _MOVES: Final[dict[str, tuple[tuple[Placement, Placement], tuple[Placement, Placement] | None]]] = {
     "cut": ((_R, _S0), (_R, _S1)),
-    "fill": ((_R, _P), (_S1, _P)),
+    "fill": ((_S0, _P), (_S1, _P)),
+    "keep": ((_R, _P), None),
     "exchange": ((_S0, _R), (_S0, _S1)),
     "reduce": ((_P, _S0), (_P, _S1)),
     "all_reduce": ((_P, _R), None),
@@ -56,25 +57,34 @@ def measure_and_keep() -> tuple[MeasuredModel, str]:
             "the speeds of a node are measured by ranks that read each other's memory; start them "
             "on one node"
         )
-    model = measure(init_device_mesh((comm.size,)))
+    is_new = not choices()
+    choose_anew()
+    model = measure(init_device_mesh((comm.size,)), is_new)
     path = keep_speeds(model) if comm.rank == 0 else ""
     comm.barrier()
     forget_speeds()
     return model, path
 
 
-def measure(mesh: DeviceMesh) -> MeasuredModel:
+def measure(mesh: DeviceMesh, is_new: bool = False) -> MeasuredModel:
     """Measure the moves of the node that all ranks of a mesh of one axis are on; collective.
 
     All of them read each other's blocks in place. It takes some ten seconds, and memory for
-    three blocks of 64 MiB on each rank.
+    three blocks of 64 MiB on each rank; on a node that is new to the kernels, a minute.
     """
-    is_new = not choices()  # to the kernels
     is_new = bool(mesh.communicator().all_reduce(np.array([is_new]), "any")[0])
     exchange, reduce = (_grid(mesh, kind, is_new) for kind in ("exchange", "reduce"))
-    cut, fill, all_reduce = (_grid(mesh, kind) for kind in ("cut", "fill", "all_reduce"))
+    cut, fill, keep, all_reduce = (
+        _grid(mesh, kind) for kind in ("cut", "fill", "keep", "all_reduce")
+    )
     return MeasuredModel(
-        ranks=mesh.size, cut=cut, fill=fill, exchange=exchange, reduce=reduce, all_reduce=all_reduce
+        ranks=mesh.size,
+        cut=cut,
+        fill=fill,
+        keep=keep,
+        exchange=exchange,
+        reduce=reduce,
+        all_reduce=all_reduce,
     )
 
 
@@ -89,8 +99,10 @@ def _grid(mesh: DeviceMesh, kind: str, is_new: bool = False) -> Grid:
         if is_new:
             most, src, dst = known[-1]
             _seconds(src, dst, _WORK // most)
-        times = [(float(n), _slowest(mesh.communicator(), src, dst)) for n, src, dst in known]
-        curves.append((float(run), tuple(times)))
+        times = [_slowest(mesh.communicator(), src, dst) for _, src, dst in known]
+        # What takes longer than more bytes do was disturbed.
+        least = np.minimum.accumulate(times[::-1])[::-1].tolist()
+        curves.append((float(run), tuple(zip([float(n) for n, *_ in known], least, strict=True))))
     return tuple(curves)
 
 

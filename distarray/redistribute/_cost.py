@@ -180,15 +180,16 @@ class MeasuredModel(CostModel):
     ----------
     ranks
         How many ranks have measured.
-    cut, fill, exchange, reduce, all_reduce
-        Times of each kind of step: local ones that cut a block, or surround it by an identity;
-        those that copy from other ranks; those that reduce, by the bytes that are read; and those
-        that reduce for all ranks.
+    cut, fill, keep, exchange, reduce, all_reduce
+        Times of each kind of step: local ones that cut a block, surround it by an identity, or keep
+        it on one rank alone; those that copy from other ranks; those that reduce, by the bytes that
+        are read; and those that reduce for all ranks.
     """
 
     ranks: int = 1
     cut: Grid = ()
     fill: Grid = ()
+    keep: Grid = ()
     exchange: Grid = ()
     reduce: Grid = ()
     all_reduce: Grid = ()
@@ -219,7 +220,9 @@ class MeasuredModel(CostModel):
         if not traffic.rounds:
             if not traffic.written:
                 return 0.0
-            grid = self.fill if traffic.filled else self.cut
+            grid = self.cut
+            if traffic.filled:
+                grid = self.fill if traffic.filled > traffic.copied else self.keep
         elif traffic.rounds > 1:
             grid = self.all_reduce
         else:

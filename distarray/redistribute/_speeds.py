@@ -14,7 +14,7 @@ from distarray.comm import load_measured, store_measured
 from distarray.redistribute._cost import Grid, MeasuredModel
 
 _FILE: Final = "speeds"
-_GRIDS: Final = ("cut", "fill", "exchange", "reduce", "all_reduce")
+_GRIDS: Final = ("cut", "fill", "keep", "exchange", "reduce", "all_reduce")
 
 
 def keep_speeds(model: MeasuredModel) -> str:
@@ -43,11 +43,12 @@ def _kept() -> dict[int, MeasuredModel]:
     for ranks, kept in load_measured(_FILE).items():
         # What another version has kept is left alone.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            cut, fill, exchange, reduce, all_reduce = (_grid(kept[name]) for name in _GRIDS)
+            cut, fill, keep, exchange, reduce, all_reduce = (_grid(kept[name]) for name in _GRIDS)
             found[int(ranks)] = MeasuredModel(
                 ranks=int(ranks),
                 cut=cut,
                 fill=fill,
+                keep=keep,
                 exchange=exchange,
                 reduce=reduce,
                 all_reduce=all_reduce,

@@ -41,6 +41,7 @@ MODEL = MeasuredModel(
     ranks=2,
     cut=grid(8e9),
     fill=grid(4e9),
+    keep=grid(3e9)[-1:],
     exchange=grid(2e9),
     reduce=grid(1e9),
     all_reduce=grid(5e8)[-1:],
@@ -81,7 +82,8 @@ def test_times_are_interpolated_over_logarithms():
         (R, Shard(0), (8 * MIB, 2), 1e-3 + 64 * MIB / 8e9),
         (R, Shard(1), (MIB, 16), 1e-3 + 4 * 64 * MIB / 8e9),
         (R, Shard(1), (MIB // 4, 64), 1e-3 + 2 * 64 * MIB / 8e9),
-        (R, P, (8 * MIB,), 1e-3 + 64 * MIB / 4e9),
+        (R, P, (8 * MIB,), 1e-3 + 64 * MIB / 3e9),
+        (Shard(0), P, (8 * MIB,), 1e-3 + 64 * MIB / 4e9),
         (Shard(1), P, (MIB // 2, 16), 1e-3 + 4 * 64 * MIB / 4e9),
         (Shard(0), R, (8 * MIB,), 1e-3 + 64 * MIB / 2e9),
         (Shard(0), Shard(1), (MIB, 16), 1e-3 + 4 * 64 * MIB / 2e9),
@@ -157,7 +159,7 @@ def test_all_moves_are_measured(ranks, monkeypatch):
         ranks, lambda: _bench.measure(init_device_mesh((ranks,))), ranks_per_node=ranks
     )
     for model in found:
-        assert [len(getattr(model, name)) for name in _speeds._GRIDS] == [5, 5, 5, 5, 1]
+        assert [len(getattr(model, name)) for name in _speeds._GRIDS] == [5, 5, 1, 5, 5, 1]
         for name in _speeds._GRIDS:
             for _, curve in getattr(model, name):
                 assert np.diff([n for n, _ in curve]).min(initial=1) > 0

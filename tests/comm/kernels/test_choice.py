@@ -93,6 +93,17 @@ def test_faster_function_does_the_rest(monkeypatch, kernel, plain, expected):
     assert _choice.choices() == {"copy, 1": "numba" if expected == "kernel" else "numpy"}
 
 
+def test_choice_can_be_made_anew(monkeypatch):
+    clock = Clock(monkeypatch)
+    for _ in range(12):
+        clock.run([9.0], [1.0])
+    _choice.choose_anew()
+    assert _choice.choices() == {}
+    for _ in range(12):
+        clock.run([1.0], [9.0])
+    assert _choice.choices() == {"copy, 1": "numba"}
+
+
 def test_numpy_works_until_the_kernel_is_there(monkeypatch):
     clock = Clock(monkeypatch)
     clock.kernel = Stand(is_ready=False)
