@@ -76,6 +76,12 @@ def search_op(
         return _spec(op, call, combine(call.static))
 
     def dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+        if {dtype.kind for dtype in call.dtypes} == {"S", "U"}:
+            # Bytes become text or not item by item, and in `isin` NumPy's answer depends on counts.
+            raise DTypeError(
+                f"{name} of {call.dtypes[0]} and {call.dtypes[1]}: bytes are not text; convert one "
+                "of them with astype"
+            )
         try:
             np.result_type(*call.dtypes)  # which NumPy does not need for a few items alone
             dtype = np.asarray(local(*(np.zeros(1, one) for one in call.dtypes), call.static)).dtype
@@ -204,7 +210,7 @@ def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) ->
     ShapeError
         If `x1` does not have one axis, or `sorter` another length.
     DTypeError
-        If NumPy does not compare the two.
+        If NumPy does not compare the two, or one has bytes and the other text.
 
     Notes
     -----

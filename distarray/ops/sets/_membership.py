@@ -86,7 +86,7 @@ def isin(
     ArgumentError
         If there is no such kind, or no table of such items.
     DTypeError
-        If NumPy does not compare the two.
+        If NumPy does not compare the two, or one has bytes and the other text.
 
     Notes
     -----

@@ -190,6 +190,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(distributed: bool) 
                 da.searchsorted(x, y, sorter=np.arange(8.0))
             with pytest.raises(ShapeError, match="each once"):
                 da.searchsorted(x, y, sorter=np.arange(7))
+            with pytest.raises(DTypeError, match="bytes are not text"):
+                da.searchsorted(da.asarray(["a", "b"]), np.array([b"a", b"\xff"]))
         assert log.count() == 0
 
     on_ranks(program)

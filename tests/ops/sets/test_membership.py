@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import distarray as da
 from distarray.comm import CommLog, simulate
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, DTypeError
 from distarray.layout import Partial, Shard
 from distarray.ops.searching import _searchsorted as searching
 from distarray.ops.sets import _membership as membership
@@ -143,6 +143,8 @@ def test_kinds_that_are_none_are_refused() -> None:
             da.isin(x, x, kind="tree")
         with pytest.raises(ArgumentError, match="integers"):
             da.isin(x, x, kind="table")
+        with pytest.raises(DTypeError, match="bytes are not text"):
+            da.isin(da.asarray(["a", "b"]), np.array([b"a", b"\xff"]))
         agrees(da.isin(da.arange(4), [1], kind="table"), [False, True, False, False])
 
     on_ranks(program)
