@@ -84,7 +84,9 @@ def search_op(
             )
         try:
             np.result_type(*call.dtypes)  # which NumPy does not need for a few items alone
-            dtype = np.asarray(local(*(np.zeros(1, one) for one in call.dtypes), call.static)).dtype
+            for count in (0, 1):  # which `isin` treats by other ways
+                blocks = (np.zeros(count, one) for one in call.dtypes)
+                dtype = np.asarray(local(*blocks, call.static)).dtype
         except TypeError as error:
             one, other = call.dtypes
             raise DTypeError(f"{name} of {one} and {other}: {error}") from error

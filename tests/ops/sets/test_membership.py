@@ -145,6 +145,8 @@ def test_kinds_that_are_none_are_refused() -> None:
             da.isin(x, x, kind="table")
         with pytest.raises(DTypeError, match="bytes are not text"):
             da.isin(da.asarray(["a", "b"]), np.array([b"a", b"\xff"]))
+        with pytest.raises(DTypeError, match="Cannot cast"):  # also where no block is empty
+            da.isin(da.zeros(4, dtype="m8[h]"), np.zeros(1, "M8[ms]"))
         agrees(da.isin(da.arange(4), [1], kind="table"), [False, True, False, False])
 
     on_ranks(program)
