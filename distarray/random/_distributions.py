@@ -80,7 +80,7 @@ def _geometric(e: Buffer, p: Any) -> Any:
 
 
 def _weibull(e: Buffer, a: Any) -> Any:
-    return np.where(a > 0, np.power(e, 1.0 / np.where(a > 0, a, 1.0)), 0.0)
+    return np.power(e, 1.0 / np.where(a > 0, a, 1.0)[()]) * (a > 0)
 
 
 # --- rows ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _memory, world
+from distarray.comm import _backend, _memory, world
 from distarray.core import BaseArray, device_of, normalize_dtype, normalize_shape
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.layout import Layout, Placement
@@ -353,7 +353,9 @@ class Generator(Distributions, Multivariate, Choices):
             return self._draw(fill, wanted, dtype, mesh, placements, values)
 
         def draw(shape: Shape, box: Box, device: Any, blocks: Sequence[Any]) -> Buffer:
-            if not exact:
+            if exact:  # NumPy compares all integers as they are
+                blocks = [_backend.to_host(x) if np.ndim(x) else x for x in blocks]
+            else:
                 blocks = [x.astype(np.float64) if np.ndim(x) else float(x) for x in blocks]
             check(parameters, blocks, condition)
             return self._block(fill, shape, box, dtype, device, blocks)

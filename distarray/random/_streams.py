@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend, _memory
+from distarray.errors import ArgumentError
 from distarray.random._blocks import (
     PIECE,
     Geometry,
@@ -137,6 +138,11 @@ def reject(items: Items, propose: Callable[..., tuple[Any, Any]], *parameters: A
 
     ``propose(items, turn, *parameters)`` gives values, and which of them are accepted; it has two
     turns.
+
+    Raises
+    ------
+    ArgumentError
+        If none is accepted in all turns: the parameters are none that it can have.
     """
     out, accepted = propose(items, 0, *parameters)
     left = again = np.flatnonzero(~accepted)
@@ -144,6 +150,8 @@ def reject(items: Items, propose: Callable[..., tuple[Any, Any]], *parameters: A
     while left.size:
         items, parameters = items.take(again), tuple(pick(parameters, again))
         turn += 2
+        if turn >> _PART:
+            raise ArgumentError(f"no number is accepted for the parameters {parameters}")
         out[left], accepted = propose(items, turn, *parameters)
         again = np.flatnonzero(~accepted)
         left = left[again]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import distarray as da
 from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError
 from distarray.layout import Replicate, Shard
 from distarray.random import default_rng
 from distarray.random._blocks import fill_floats
@@ -41,3 +43,20 @@ def test_seed_that_nobody_gave_is_the_first_process_s(mesh: DeviceMesh) -> None:
     numbers = rng.integers(2**62, size=4, mesh=mesh, placements=[Replicate()]).to_local()
     everyone = mesh.communicator().all_gather_object((numbers.tolist(), rng.random()))
     assert everyone == [everyone[0]] * mesh.size
+
+
+def test_rows_change_places_and_parameters_meet(mesh: DeviceMesh) -> None:
+    """Rows move between processes, and values that make no sense raise on all of them."""
+    x = da.arange(220, mesh=mesh).reshape(55, 4)
+    rng = default_rng(11)
+    rows = rng.permutation(x)
+    assert rows.layout is x.layout
+    lam = da.asarray(np.linspace(0.0, 40.0, 55), mesh=mesh)
+    counts = rng.poisson(lam)
+    few = rng.choice(x, 6, replace=False)
+    assert rows.full_array()[:5, 0].tolist() == [48, 56, 72, 164, 184]
+    assert counts.full_array()[-5:].tolist() == [34, 39, 53, 41, 39]
+    assert few.full_array()[:, 0].tolist() == [24, 128, 168, 156, 20, 84]
+    with pytest.raises(ArgumentError, match="lam=-"):
+        rng.poisson(-lam)
+    assert "draws=3" in repr(rng)

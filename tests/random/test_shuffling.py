@@ -222,6 +222,7 @@ def test_few_or_no_items() -> None:
     simulate(3, program)
 
 
+@pytest.mark.host_only
 def test_other_dtypes_move_as_they_are() -> None:
     def program() -> None:
         rng = default_rng(1)

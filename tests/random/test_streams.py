@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distarray.errors import ArgumentError
 from distarray.random import _streams
 from distarray.random._blocks import geometry_of, words_of
 from distarray.random._continuous import gamma, vonmises
@@ -74,6 +75,11 @@ def test_neighbours_parts_and_turns_are_uncorrelated() -> None:
     limit = 4.5 / np.sqrt(size)
     for y in (x[1:], x[2:], gamma(one.part(1), 2.0, 1.0), one.uniform(2), one.normal(4)):
         assert abs(np.corrcoef(x[: len(y)], y)[0, 1]) < limit
+
+
+def test_what_is_never_accepted_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="nan"):
+        poisson(items(), np.nan)
 
 
 def test_choose_gives_each_item_to_its_sampler() -> None:
