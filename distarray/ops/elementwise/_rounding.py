@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,15 @@ _rounded = elementwise("round", np.round, 1)
 _clipped = elementwise("clip", np.clip, 3)
 _lowered = elementwise("clip", np.minimum, 2)
 _raised = elementwise("clip", np.maximum, 2)
-where = elementwise("where", np.where, 3)  # public with one operand, too: ops/_searching.py
+
+
+def _converts_bytes(operands: Sequence[Any]) -> bool:
+    """Tell whether bytes become text, which those that are not ASCII do not."""
+    return {getattr(x, "dtype", np.dtype(type(x))).kind for x in operands[1:]} == {"S", "U"}
+
+
+# Public with one operand, too: ops/_searching.py.
+where = elementwise("where", np.where, 3, check=_converts_bytes)
 _angle = elementwise("angle", np.angle, 1)
 _filled = elementwise("nan_to_num", np.nan_to_num, 1)
 _close = elementwise("isclose", in_pieces(np.isclose), 2)

@@ -217,6 +217,18 @@ def test_text_that_does_not_convert_raises_on_every_rank(values, target):
     assert on_ranks(convert) == [8] * 4  # the ranks are in step
 
 
+def test_bytes_that_are_no_text_raise_on_every_rank() -> None:
+    def choose() -> float:
+        x = asarray(np.array([b"a", b"b", b"\xff", b"d"]), mesh=init_device_mesh((4,)))
+        for other in ("no", np.array("no"), ["no"] * 4):
+            with pytest.raises(ArgumentError, match="ascii"):
+                np.where(x != b"a", x, other)
+        agrees(np.where(x != b"a", "yes", "no"), np.array(["no", "yes", "yes", "yes"]))
+        return float(distribute_array(np.ones(8), x.mesh, [Shard(0)], src=None).sum())
+
+    assert on_ranks(choose) == [8] * 4
+
+
 @pytest.mark.parametrize("dtype", ["V4", [("a", "i4"), ("b", "f8")], "U3"])
 def test_items_that_no_number_comes_from_raise_on_every_rank(dtype):
     value = np.full(2, "x", dtype) if dtype == "U3" else np.zeros(2, dtype)
