@@ -55,18 +55,21 @@ class Market:
         return self.call((days + 1) / (2 * days), self.volatility**2 * share)
 
     def payoffs(self, normals: Any) -> Any:
-        """Return what the options pay, discounted, (3, paths), of numbers (paths, days)."""
-        days = normals.shape[1]
-        steps = normals * (self.volatility / math.sqrt(days))
-        steps += (self.rate - self.volatility**2 / 2) / days
-        growth = np.cumsum(steps, axis=1)
-        path = self.spot * np.exp(growth)
+        """Return what the options pay, discounted, (3, paths), of numbers (paths, days).
 
-        def pay(price: Any) -> Any:
-            return math.exp(-self.rate) * np.maximum(price - self.strike, 0.0)
+        These become the steps of the logarithm of the price.
+        """
+        days = normals.shape[1]
+        normals *= self.volatility / math.sqrt(days)
+        normals += (self.rate - self.volatility**2 / 2) / days
+        growth = np.cumsum(normals, axis=1)
+        path = np.exp(growth)
+
+        def pay(share: Any) -> Any:
+            return math.exp(-self.rate) * np.maximum(self.spot * share - self.strike, 0.0)
 
         european, asian = pay(path[:, -1]), pay(path.mean(axis=1))
-        controlled = asian - pay(self.spot * np.exp(growth.mean(axis=1))) + self.geometric(days)
+        controlled = asian - pay(np.exp(growth.mean(axis=1))) + self.geometric(days)
         return np.stack([european, asian, controlled])
 
 

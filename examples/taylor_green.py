@@ -66,7 +66,9 @@ class Flow:
     def curl(self, u: Any) -> Any:
         """Return the coefficients of the vorticity."""
         (kx, ky, kz), (ux, uy, uz) = self.k, u
-        return 1j * np.stack([ky * uz - kz * uy, kz * ux - kx * uz, kx * uy - ky * ux])
+        w = np.stack([ky * uz - kz * uy, kz * ux - kx * uz, kx * uy - ky * ux])
+        w *= 1j
+        return w
 
     def tendency(self, u: Any) -> Any:
         """Return du/dt."""
@@ -80,11 +82,13 @@ class Flow:
 
     def advance(self, u: Any, dt: float) -> Any:
         """Take a step of the classical Runge-Kutta method."""
-        ahead, after = u, u
+        ahead, after = u, u.copy()
         for share, reach in ((1 / 6, 1 / 2), (1 / 3, 1 / 2), (1 / 3, 1), (1 / 6, 0)):
             slope = self.tendency(ahead)
-            after = after + share * dt * slope
-            ahead = u + reach * dt * slope
+            after += share * dt * slope
+            slope *= reach * dt
+            slope += u
+            ahead = slope
         return after
 
     def measure(self, u: Any) -> tuple[float, float]:
