@@ -25,6 +25,7 @@ SUITES = {
     "selections": (2,),
     "transforms": (2,),
     "factorizations": (2,),
+    "diffusion": (2,),
     "overlap": (2,),
     "transformer": (2,),
     "fsdp": (2,),

@@ -27,6 +27,7 @@ BASELINES = {
     "selections": "plain copy",
     "transforms": "by hand",
     "factorizations": "NumPy alone",
+    "diffusion": "by hand",
     "overlap": "one after the other",
     "transformer": "without communication",
     "fsdp": "without communication",

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import diffusion
 import flights_data
 import flights_numpy
 import flights_pca_kmeans
@@ -86,6 +87,7 @@ def test_heat_equation_is_numpy_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("program", "arguments", "told"),
     [
+        (diffusion, ["--points", "9", "--steps", "2"], "SciPy took"),
         (taylor_green, ["--points", "8", "--steps", "3", "--save-every", "2"], "energy lost"),
         (option_prices, ["--paths", "2000", "--days", "4", "--batch", "1100"], "the same bits"),
         (gaussian_process, ["--points", "90", "--grid", "5"], "is the likeliest"),
@@ -105,6 +107,17 @@ def test_program_agrees_with_its_twin_and_draws(
         assert differences or "the same bits" in output.getvalue()
         picture = mpi_tmp_path / f"{program.__name__}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_diffusion_is_scipys_with_as_many_iterations() -> None:
+    world = da.default_mesh()
+    mesh = da.init_device_mesh(diffusion.mesh_shape(world.size))
+    start = diffusion.start(13)
+    cube = da.distribute_array(start, mesh, [da.Shard(0), da.Shard(1), da.Shard(2)], src=None)
+    result, iterations = diffusion.diffuse(cube, 2, 3.0, 1e-10)
+    expected, alone = diffusion.diffuse_alone(start, 2, 3.0, 1e-10)
+    assert iterations == alone
+    np.testing.assert_allclose(np.asarray(result), expected, atol=1e-9)
 
 
 def test_hello_layout_moves_a_real_array() -> None:
