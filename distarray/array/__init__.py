@@ -7,6 +7,7 @@ from distarray.array._describe import local_rows
 from distarray.array._fusing import fuse
 from distarray.array._halo import halo, map_overlap
 from distarray.array._mapping import map_blocks
+from distarray.array._petsc import from_petsc
 from distarray.array._protocols import leading_names
 from distarray.array._repr import array2string, array_repr, array_str, print0
 from distarray.array._visualize import visualize
@@ -17,6 +18,7 @@ __all__ = [
     "array_repr",
     "array_str",
     "distribute_array",
+    "from_petsc",
     "fuse",
     "halo",
     "infer_layout",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distarray.array import _convert, _describe
+from distarray.array import _convert, _describe, _petsc
 from distarray.array._describe import Text
 from distarray.array._methods import Methods
 from distarray.array._operators import Operators
@@ -294,6 +294,41 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
                 "to_device takes no stream=; make the stream current: with stream: x.to_device(...)"
             )
         return _convert.to_device(self, device)
+
+    def to_petsc(self) -> Any:
+        """Return a PETSc vector or dense matrix over the memory of the blocks (collective).
+
+        Returns
+        -------
+        petsc4py.PETSc.Vec or petsc4py.PETSc.Mat
+            A vector looks at the blocks, so that what is written into one is in the other; so does
+            a matrix whose blocks are in Fortran order (`x.copy(order="F")`). Of others, and of
+            blocks with gaps or read-only ones, it is a copy. None outside the mesh.
+
+        Raises
+        ------
+        PlacementError
+            If each process has not rows of its own, in the order of the processes.
+        DTypeError
+            If PETSc is built for other numbers.
+        ShapeError
+            If there are not one axis or two.
+        DeviceError
+            If the blocks are on GPUs.
+        ModuleNotFoundError
+            If petsc4py is not installed.
+
+        Notes
+        -----
+        PETSc remembers norms of what it has: after writing into the array call
+        `vec.stateIncrease()`.
+
+        Examples
+        --------
+        >>> import distarray as da
+        >>> vec = da.ones(10).to_petsc()  # doctest: +SKIP
+        """
+        return _petsc.to_petsc(self)
 
 
 def distribute_array(
