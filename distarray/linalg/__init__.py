@@ -4,11 +4,11 @@ Products, diagonals and norms work on blocks and combine what these give. Factor
 eigenvalues and what is made of them need whole matrices: a mesh axis that cuts matrices cuts a
 batch axis instead, for one exchange, and the result keeps that cut. A matrix that stands alone is
 collected on every process, up to 128 MiB; all compute the same, bit for bit on processors of one
-kind, and keep their part of it where the result has axes that were cut. `cholesky`, `solve`, `inv`,
-`det` and `slogdet` collect 8 MiB at most, and work on larger matrices in tiles that are dealt out
-to all processes; so do `qr`, `svd` and what follows from them on rows of tall matrices. Under
-`communication("raise")` either is an error. Blocks on GPUs are factorized on the host. Solvers in
-the room `iterative` need of a matrix what it does to vectors.
+kind, and keep their part of it where the result has axes that were cut. `cholesky`, `qr`, `solve`,
+`inv`, `det` and `slogdet` collect 8 MiB at most, and work on larger matrices in tiles that are
+dealt out to all processes. `qr`, `svd` and what follows from them work on rows of tall matrices.
+Under `communication("raise")` either is an error. Blocks on GPUs are factorized on the host.
+Solvers in the room `iterative` need of a matrix what it does to vectors.
 """
 
 from distarray.linalg._factorizations import (

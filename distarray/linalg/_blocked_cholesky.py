@@ -45,7 +45,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
         tiles = [grid.deal(_backend.to_host(block), grid.count * width, width, step.result)]
         grid.set_diagonal(tiles[0], grid.length)
         _factorize(grid, tiles[0], number, step)
-        found = grid.collect(tiles.pop(), grid.length)
+        found = grid.collect(tiles.pop(), rows)
         return redistribute_local(_backend.asarray(found, _backend.device_of(block)), rows, output)
 
     return function

@@ -261,10 +261,9 @@ def _bind(step: Step) -> Callable[..., Any]:
         tiles = grid.deal(_backend.to_host(block), square, width, dtype)
         grid.set_diagonal(tiles, grid.length)
         if step.op is tile_slogdet:
-            right, columns = tiles[:0], 0
+            right = tiles[:0]
         elif step.op is tile_inv:
-            right, columns = _memory.zeros(tiles.shape, dtype), grid.length
-            grid.set_diagonal(right, 0)
+            right = grid.identity(square, dtype)
         else:
             columns = rows.shape[1]
             host = _backend.to_host(others[0])
@@ -278,7 +277,7 @@ def _bind(step: Step) -> Callable[..., Any]:
                 return tuple(_backend.asarray(np.asarray(*pair), device) for pair in pairs)
             if not is_regular:
                 raise LinAlgError(f"{step.op.name}: Singular matrix")
-            solution = grid.collect(elimination.substitute(), columns)
+            solution = grid.collect(elimination.substitute(), rows)
         return redistribute_local(_backend.asarray(solution, device), rows, output)
 
     return function

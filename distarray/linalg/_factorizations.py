@@ -10,9 +10,11 @@ from distarray.core import BaseArray, check_flag, register, run
 from distarray.errors import ArgumentError
 from distarray.linalg import _tiles
 from distarray.linalg._blocked_cholesky import blocked_cholesky
+from distarray.linalg._blocked_qr import blocked_qr
+from distarray.linalg._blocks import adjoint, multiply
 from distarray.linalg._tall import is_tall, tall_qr, tall_svd
-from distarray.linalg._tiles import takes_tiles
-from distarray.ops import Axes, conj, matrix_transpose, whole_axes
+from distarray.linalg._tiles import is_large, takes_tiles
+from distarray.ops import Axes, asarray, concat, matrix_transpose, whole_axes
 
 
 class EigResult(NamedTuple):
@@ -117,15 +119,10 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     upper = check_flag("cholesky", "upper", upper)
     if takes_tiles(x):
         if upper:
-            return _adjoint(run(blocked_cholesky, (_adjoint(x),), _tiles.WIDTH))
+            return adjoint(run(blocked_cholesky, (adjoint(x),), _tiles.WIDTH))
         return run(blocked_cholesky, (x,), _tiles.WIDTH)
     options = (("upper", upper),)
     return run(_cholesky, (x,), Axes("ij->ij", options))
-
-
-def _adjoint(x: Any) -> Any:
-    turned = matrix_transpose(x)
-    return conj(turned) if x.dtype.kind == "c" else turned
 
 
 def qr(x: Any, /, mode: str = "reduced") -> Any:
@@ -158,6 +155,14 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     TSQR (Demmel, Grigori, Hoemmen, Langou 2012). Peak memory: twice the block of `Q`, and triangles
     of up to 128 MiB.
 
+    Any other matrix of more than 8 MiB that is cut is factorized in tiles of a block-cyclic
+    distribution, unless the mode is "raw", and both factors are cut as it is. Panels are factorized
+    by TSQR and made block reflectors (Schreiber, Parlett 1988; Ballard et al. 2014): columns are
+    orthonormal to the precision whatever the condition or the rank. On p processes each receives
+    about 3 n^2 / (2 sqrt(p)) items of panels, and the tiles of the matrix and both factors. Peak
+    memory: five blocks and two panels of 256 columns. Of a wide matrix the first m columns are
+    factorized, and the others multiplied by the adjoint of `Q`.
+
     Examples
     --------
     >>> import distarray as da
@@ -173,8 +178,22 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     if mode in ("reduced", "r") and isinstance(x, BaseArray) and is_tall(x.layout):
         found = run(tall_qr, (x,), "r" if mode == "r" else "qr")
         return found if mode == "r" else QRResult(*found)
+    if mode != "raw" and is_large(x, _tiles.WHOLE_BYTES):
+        return _qr_in_tiles(x, mode)
     found = run(_qr, (x,), Axes(subscripts[mode], (("mode", mode),)))
     return QRResult(*found) if mode in ("reduced", "complete") else found
+
+
+def _qr_in_tiles(x: Any, mode: str) -> Any:
+    rows, columns = x.shape
+    if rows >= columns:
+        found = run(blocked_qr, (x,), (mode, min(_tiles.WIDTH, columns)))
+        return found if mode == "r" else QRResult(*found)
+    x = asarray(x, placements=x.layout.without_partial().placements)
+    q, first = qr(x[:, :rows])
+    rest = asarray(multiply(adjoint(q), x[:, rows:]), mesh=x.mesh, placements=x.placements)
+    r = asarray(concat([first, rest], axis=1), placements=x.placements)
+    return r if mode == "r" else QRResult(q, r)
 
 
 def svd(

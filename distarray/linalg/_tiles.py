@@ -34,9 +34,14 @@ PACKED_BYTES: Final = 32 << 20
 Sent = tuple[Layout, Layout, bool]
 
 
-def takes_tiles(x: Any) -> bool:
+def takes_tiles(x: Any, nbytes: int | None = None) -> bool:
     """Tell whether an operand is one square matrix, large, and not whole on every process."""
-    if not isinstance(x, BaseArray) or x.ndim != 2 or x.shape[0] != x.shape[1]:
+    return is_large(x, WHOLE_BYTES if nbytes is None else nbytes) and x.shape[0] == x.shape[1]
+
+
+def is_large(x: Any, nbytes: int) -> bool:
+    """Tell whether an operand is one matrix of more bytes, and not whole on every process."""
+    if not isinstance(x, BaseArray) or x.ndim != 2:
         return False
     layout = x.layout
     mesh_shape = layout.mesh.shape
@@ -44,7 +49,13 @@ def takes_tiles(x: Any) -> bool:
         type(placement) is Replicate or count == 1
         for placement, count in zip(layout.placements, mesh_shape, strict=True)
     )
-    return not kept and layout.size * x.dtype.itemsize > WHOLE_BYTES
+    return not kept and layout.size * x.dtype.itemsize > nbytes
+
+
+def grid_shape(size: int) -> tuple[int, int]:
+    """Return the rows and columns of a grid of processes, as square as their number lets it be."""
+    rows = min(n for n in range(1, size + 1) if size % n == 0 and n * n >= size)
+    return rows, size // rows
 
 
 class Grid:
@@ -67,8 +78,7 @@ class Grid:
     def __init__(self, layout: Layout, width: int) -> None:
         mesh: Any = layout.mesh
         size = mesh.size
-        self.rows = min(n for n in range(1, size + 1) if size % n == 0 and n * n >= size)
-        self.columns = size // self.rows
+        self.rows, self.columns = grid_shape(size)
         self.mesh = mesh.on("cpu").regrid((self.rows, self.columns), ("rows", "columns"))
         self.width, self.length = width, layout.shape[0]
         turn = self.rows * self.columns // gcd(self.rows, self.columns)
@@ -84,7 +94,7 @@ class Grid:
     def row_layout(self, layout: Layout) -> Layout:
         """Return the layout, on the mesh of `layout`, of which blocks have whole turns of rows."""
         each = self.rows * self.width
-        offsets = tuple(min(turn * each, self.length) for turn in self._offsets)
+        offsets = tuple(min(turn * each, layout.shape[0]) for turn in self._offsets)
         placements = [Shard(0)] * layout.mesh.ndim
         return layout.replace(placements=placements, boundaries={0: offsets}, shard_order=None)
 
@@ -119,8 +129,19 @@ class Grid:
             tile[rows:], tile[:rows, filled:] = 0, 0
         return _by_columns(redistribute_local(tiles, before, after, max_bytes=PACKED_BYTES))
 
-    def collect(self, tiles: np.ndarray, columns: int) -> np.ndarray:
-        """Return this process's block of rows, given its tiles: their memory is free meanwhile."""
+    def identity(self, columns: int, dtype: Any) -> np.ndarray:
+        """Return this process's tiles of as many columns of the identity."""
+        shape = self.tile_layouts(columns, self.width)[1].local_shape()
+        tiles = _by_columns(_memory.zeros(shape, dtype))
+        self.set_diagonal(tiles, 0)
+        return tiles
+
+    def collect(self, tiles: np.ndarray, layout: Layout) -> np.ndarray:
+        """Return this process's block of rows, given its tiles: their memory is free meanwhile.
+
+        `layout` is that of whole turns of rows, which may be fewer than the tiles have.
+        """
+        length, columns = layout.shape
         width = tiles.shape[-1]
         before, after = self.tile_layouts(len(tiles) * self.columns * width, width)
         own = tiles.reshape(after.local_shape())
@@ -129,7 +150,7 @@ class Grid:
         box = before.local_box()
         assert box is not None  # only processes of the mesh have tiles
         first, last = (at * self.rows * self.width for at in box[2])
-        rows = min(last, self.length) - min(first, self.length)
+        rows = min(last, length) - min(first, length)
         block = _memory.empty((rows, columns), dealt.dtype)
         for j, tile in enumerate(_by_columns(dealt)):
             part = block[:, j * width : (j + 1) * width]
@@ -137,11 +158,12 @@ class Grid:
         return block
 
     def set_diagonal(self, tiles: np.ndarray, start: int) -> None:
-        """Put ones on the diagonal of a square matrix from a row on."""
+        """Put ones on the diagonal of a matrix from a row on."""
         for turn in range(self._turns):
             i = turn * self.rows + self.row
             kept = max(start - i * self.width, 0)
-            if i % self.columns == self.column and kept < self.width:
+            has_tile = i % self.columns == self.column and i // self.columns < len(tiles)
+            if has_tile and kept < self.width:
                 tile = tiles[i // self.columns, turn * self.width :][: self.width]
                 np.fill_diagonal(tile[kept:, kept:], 1)
 
