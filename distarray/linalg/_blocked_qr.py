@@ -110,12 +110,7 @@ class Reflections:
         heights = [min(self._rows_of(row, k), count) for row in range(grid.rows)]
         sizes = [height * count for height in heights]
         stack = gather_parts(grid.down, r.reshape(-1), sizes, self._number + k, self._what)
-        # From the diagonal on, as rows are in the matrix: where they become smaller, small ones are
-        # factorized as accurately (Cox, Higham, 1998), which `polar_factor` lives on.
-        first = sum(heights[: k % grid.rows])
-        stack = np.roll(stack.reshape(-1, count), -first, axis=0)
-        inner, self._triangles[k] = np.linalg.qr(stack)
-        inner = np.roll(inner, first, axis=0)
+        inner, self._triangles[k] = np.linalg.qr(stack.reshape(-1, count))
         start = sum(heights[: grid.row])
         reflector = q @ inner[start : start + len(r)]
         told = np.empty((2, count, count), panel.dtype)  # V / sqrt(1 + C), and the turn -U V'

@@ -25,3 +25,8 @@ def adjoint(x: Any) -> Any:
     """Return the conjugate transpose."""
     turned = matrix_transpose(x)
     return conj(turned) if x.dtype.kind == "c" else turned
+
+
+def cut_as(x: Any, like: Any) -> Any:
+    """Return a matrix on the mesh of another, cut as that is."""
+    return asarray(x, mesh=like.mesh, placements=like.layout.without_partial().placements)

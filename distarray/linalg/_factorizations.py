@@ -6,15 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.core import BaseArray, check_flag, register, run
+from distarray.core import BaseArray, check_flag, refusal_error, register, run
 from distarray.errors import ArgumentError
+from distarray.layout import Replicate
 from distarray.linalg import _tiles
 from distarray.linalg._blocked_cholesky import blocked_cholesky
 from distarray.linalg._blocked_qr import blocked_qr
-from distarray.linalg._blocks import adjoint, multiply
+from distarray.linalg._blocks import adjoint, cut_as, multiply, on_grid
+from distarray.linalg._spectral import eigen, hermitian, singular, singular_values
 from distarray.linalg._tall import is_tall, tall_qr, tall_svd
 from distarray.linalg._tiles import is_large, takes_tiles
-from distarray.ops import Axes, asarray, concat, matrix_transpose, whole_axes
+from distarray.ops import Axes, asarray, astype, concat, matrix_transpose, whole_axes
 
 
 class EigResult(NamedTuple):
@@ -146,7 +148,8 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     ArgumentError
         If there is no such mode.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB, or one with
+        mode="raw".
 
     Notes
     -----
@@ -189,10 +192,10 @@ def _qr_in_tiles(x: Any, mode: str) -> Any:
     if rows >= columns:
         found = run(blocked_qr, (x,), (mode, min(_tiles.WIDTH, columns)))
         return found if mode == "r" else QRResult(*found)
-    x = asarray(x, placements=x.layout.without_partial().placements)
+    x = cut_as(x, x)  # not Partial
     q, first = qr(x[:, :rows])
-    rest = asarray(multiply(adjoint(q), x[:, rows:]), mesh=x.mesh, placements=x.placements)
-    r = asarray(concat([first, rest], axis=1), placements=x.placements)
+    rest = cut_as(multiply(adjoint(q), x[:, rows:]), x)
+    r = cut_as(concat([first, rest], axis=1), x)
     return r if mode == "r" else QRResult(q, r)
 
 
@@ -223,12 +226,16 @@ def svd(
     LinAlgError
         If it does not converge; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: without `full_matrices` as for `qr`, or for that of the transpose; else as for
-    `cholesky`.
+    Distribution: without `full_matrices`, rows of tall matrices as by `qr`, and of wide ones those
+    of the transpose. A single matrix up to 128 MiB is collected otherwise; a larger one is not, and
+    factors are cut as it is. If it is not square it is factorized by `qr` first. Of a square one
+    the singular values are eigenvalues of the hermitian factor of its polar decomposition, which
+    are found as by `eigh` (Nakatsukasa, Higham 2013), in 120 n^3 operations or more, six times
+    as many as LAPACK's, shared by all processes.
 
     Examples
     --------
@@ -251,9 +258,49 @@ def svd(
                 return found
             u, s, vh = found
             return SVDResult(matrix_transpose(vh), s, matrix_transpose(u))
+    if is_large(x, _tiles.COLLECTED_BYTES) and (may_be_tall or x.shape[0] == x.shape[1]):
+        return _svd_by_division(_inexact("svd", x), flags["full_matrices"], flags["compute_uv"])
     if not flags["compute_uv"]:
         return run(_svd, (x,), Axes("ij->k", tuple(flags.items())))
     return SVDResult(*run(_svd, (x,), Axes("ij->ik,l,mj", tuple(flags.items()))))
+
+
+def _svd_by_division(x: Any, is_full: bool, has_vectors: bool) -> Any:
+    rows, columns = x.shape
+    if rows < columns:
+        found = _svd_by_division(matrix_transpose(x), is_full, has_vectors)
+        if not has_vectors:
+            return found
+        return SVDResult(matrix_transpose(found.Vh), found.S, matrix_transpose(found.U))
+    if rows > columns:
+        mode = ("complete" if is_full else "reduced") if has_vectors else "r"
+        found = qr(x, mode)
+        if not has_vectors:
+            return svd(found, compute_uv=False)
+        q, r = found
+        u, s, vh = svd(r[:columns])
+        u = multiply(q[:, :columns], u)
+        u = concat([u, on_grid(q[:, columns:])], axis=1) if is_full else u
+    elif not has_vectors:
+        return _everywhere(singular_values(x, "svd", _small_eigh), x)
+    else:
+        u, s, vh = singular(x, "svd", _small_eigh)
+        s = _everywhere(s, x)
+    return SVDResult(cut_as(u, x), s, cut_as(vh, x))
+
+
+def _everywhere(values: np.ndarray, x: Any) -> Any:
+    """Return values that all processes have as an array on the mesh of a matrix."""
+    return asarray(values, mesh=x.mesh, placements=[Replicate()] * x.mesh.ndim)
+
+
+def _inexact(name: str, x: Any) -> Any:
+    """Return a matrix of the dtype that is decomposed in its place."""
+    try:
+        dtype = np.linalg.svd(np.empty((0, 1, 1), x.dtype))[0].dtype
+    except (TypeError, ValueError) as error:
+        raise refusal_error(name, error, (x.dtype,)) from error
+    return astype(x, dtype, copy=False)
 
 
 def svdvals(x: Any, /) -> Any:
@@ -274,11 +321,11 @@ def svdvals(x: Any, /) -> Any:
     LinAlgError
         If it does not converge; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `cholesky`.
+    Distribution: as for `svd`.
 
     Examples
     --------
@@ -310,11 +357,16 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
     LinAlgError
         If a matrix is not square, or it does not converge; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `cholesky`.
+    Distribution: as for `cholesky`, but that a single matrix up to 128 MiB is collected. A larger
+    one is divided, as often as needed, into blocks of larger and of smaller eigenvalues: spectral
+    divide and conquer (Nakatsukasa, Higham 2013), with polar decompositions by QDWH (Nakatsukasa,
+    Bai, Gygi 2010). Eigenvectors are cut as it is. To divide a matrix on p processes each receives
+    about 56 n^2 / sqrt(p) items and does 50 to 90 n^3 / p operations, six to ten times as many as
+    LAPACK in all. Peak memory: 25 blocks, and ten matrices of 128 MiB.
 
     Examples
     --------
@@ -322,7 +374,15 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
     >>> print(da.linalg.eigh(da.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues)
     [1. 2.]
     """
-    return EighResult(*run(_eigh, (x,), Axes("ij->k,il", (("UPLO", _triangle(UPLO)),))))
+    letter = _triangle(UPLO)
+    if takes_tiles(x, _tiles.COLLECTED_BYTES):
+        values, vectors = eigen(hermitian(_inexact("eigh", x), letter), "eigh", _small_eigh)
+        return EighResult(_everywhere(values, x), cut_as(vectors, x))
+    return EighResult(*run(_eigh, (x,), Axes("ij->k,il", (("UPLO", letter),))))
+
+
+def _small_eigh(x: Any) -> Any:
+    return run(_eigh, (x,), Axes("ij->k,il", (("UPLO", "L"),)))
 
 
 def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:  # noqa: N803 (NumPy's name)
@@ -345,11 +405,11 @@ def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:  # noqa: N803 (NumPy's name)
     LinAlgError
         If a matrix is not square, or it does not converge; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `cholesky`.
+    Distribution: as for `eigh`.
 
     Examples
     --------
@@ -357,7 +417,10 @@ def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:  # noqa: N803 (NumPy's name)
     >>> print(da.linalg.eigvalsh(da.asarray([[2.0, 0.0], [0.0, 1.0]])))
     [1. 2.]
     """
-    return run(_eigvalsh, (x,), Axes("ij->k", (("UPLO", _triangle(UPLO)),)))
+    letter = _triangle(UPLO)
+    if takes_tiles(x, _tiles.COLLECTED_BYTES):
+        return eigh(x, letter).eigenvalues
+    return run(_eigvalsh, (x,), Axes("ij->k", (("UPLO", letter),)))
 
 
 def _triangle(letter: Any) -> str:

@@ -17,7 +17,10 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import normalize_axes
+from distarray.linalg import _tiles
 from distarray.linalg._factorizations import svd
+from distarray.linalg._solutions import inv
+from distarray.linalg._tiles import is_large, takes_tiles
 from distarray.ops import (
     Axes,
     LinAlgError,
@@ -25,6 +28,7 @@ from distarray.ops import (
     astype,
     count_nonzero,
     expand_dims,
+    full_like,
     logical_not,
     max,
     min,
@@ -257,11 +261,12 @@ def cond(x: Any, /, p: Any = None) -> Any:
     ArgumentError
         If there is no such norm.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
-    Distribution: as for `inv`.
+    Distribution: as for `inv`, where a single matrix is collected; if it is larger than 128 MiB, as
+    for `svdvals`, and with other norms than 2 and -2 as for `inv`.
 
     Examples
     --------
@@ -272,6 +277,16 @@ def cond(x: Any, /, p: Any = None) -> Any:
     p = _check_order("cond", p)
     if 0 in check_distributed("cond", x).shape[-2:]:
         raise LinAlgError(f"cond got shape {x.shape}; matrices need items")
+    if is_large(x, _tiles.COLLECTED_BYTES) and p in (None, 2, -2):
+        s = svd(x, compute_uv=False)
+        with np.errstate(all="ignore"):
+            return s[-1] / s[0] if p == -2 else s[0] / s[-1]
+    if takes_tiles(x, _tiles.COLLECTED_BYTES):
+        size = norm(x, p)
+        try:
+            return size * norm(inv(x), p)
+        except LinAlgError:  # singular
+            return full_like(size, np.inf)
     return run(_cond, (x,), Axes("ij->", (("p", p),)))
 
 
@@ -299,7 +314,7 @@ def matrix_rank(x: Any, /, tol: Any = None, hermitian: bool = False, *, rtol: An
     ArgumentError
         If both `tol` and `rtol` are given.
     ImplicitCommunicationError
-        If one matrix that is cut is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----

@@ -24,10 +24,11 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import read_axes
 from distarray.linalg import _tiles
+from distarray.linalg._blocks import cut_as, multiply
 from distarray.linalg._elimination import tile_inv, tile_slogdet, tile_solve
 from distarray.linalg._factorizations import svd
 from distarray.linalg._tall import is_tall
-from distarray.linalg._tiles import takes_tiles
+from distarray.linalg._tiles import is_large, takes_tiles
 from distarray.ops import (
     Axes,
     LinAlgError,
@@ -125,12 +126,13 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
     LinAlgError
         If the decomposition does not converge; on all processes.
     ImplicitCommunicationError
-        If one matrix that is cut, and is not tall (see `svd`), is larger than 128 MiB.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
     Distribution: of a matrix with many more rows than columns that is cut along its rows (or the
-    other way round) as for `svd`; else as for `inv`.
+    other way round), and of a single one of more than 128 MiB, as for `svd`; else as for `inv`,
+    where a single matrix is collected.
 
     Examples
     --------
@@ -151,14 +153,20 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
     if cutoff is not np._NoValue:
         options["rtol"] = None if cutoff is None else _number("pinv", cutoff)
     several = not options["hermitian"] and isinstance(x, BaseArray) and x.ndim > 1
-    if several and any(is_tall(one.layout) for one in (x, matrix_transpose(x))):
+    large = is_large(x, _tiles.COLLECTED_BYTES)
+    if large or (several and any(is_tall(one.layout) for one in (x, matrix_transpose(x)))):
         u, s, vh = svd(x, full_matrices=False)
         least = options.get("rtol", 1e-15)
         if least is None:
             least = builtins.max(x.shape[-2:]) * float(np.finfo(s.dtype).eps)
         inverse = _reciprocals(s, s > least * max(s, axis=-1, keepdims=True))
-        adjoint = conj(matrix_transpose(vh)) * inverse[..., None, :]
-        return matmul(adjoint, conj(matrix_transpose(u)))
+        first, second = (
+            conj(matrix_transpose(vh)) * inverse[..., None, :],
+            conj(matrix_transpose(u)),
+        )
+        return (
+            cut_as(multiply(first, second), matrix_transpose(x)) if large else matmul(first, second)
+        )
     return run(_pinv, (x,), Axes("ij->ji", tuple(options.items())))
 
 
@@ -323,8 +331,6 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     ------
     LinAlgError
         If the shapes do not fit together, or the decomposition does not converge.
-    ImplicitCommunicationError
-        If `a` is cut and larger than 128 MiB.
 
     Notes
     -----
@@ -396,8 +402,6 @@ def tensorinv(a: Any, ind: int = 2) -> Any:
         If `ind` is not positive.
     LinAlgError
         If the matrix is not square or singular.
-    ImplicitCommunicationError
-        If `a` is cut and larger than 128 MiB.
 
     Notes
     -----
@@ -437,8 +441,6 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
     ------
     LinAlgError
         If the shapes do not fit together, or the matrix is singular.
-    ImplicitCommunicationError
-        If `a` is cut and larger than 128 MiB.
 
     Notes
     -----

@@ -18,11 +18,16 @@ import numpy as np
 from distarray.comm import _memory
 from distarray.core import BaseArray
 from distarray.layout import Layout, Replicate, Shard, chunk
+from distarray.ops import REPLICATED_BYTES
 from distarray.redistribute import redistribute_local
 
 WHOLE_BYTES: Final = 8 << 20
 """A matrix up to this size is factorized on every process. Not measured: a process can spare that
 memory, and tiles of fewer rows would hardly be shared out evenly."""
+
+COLLECTED_BYTES: Final = REPLICATED_BYTES
+"""A matrix up to this size is collected for its eigenvalues or singular values: one process finds
+them in a fraction of the operations that it takes to divide the matrix first."""
 
 WIDTH: Final = 256
 """Rows and columns of a tile. Measured on two ranks of Zen 1, float64 of 4096 rows: with 128, 192
