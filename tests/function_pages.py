@@ -118,7 +118,8 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 TALL = (-1, 4)
 _FACTORIZED = (
-    "of tall matrices, 1024 x 4, svd with full_matrices=False; others that are cut are gathered"
+    "of tall matrices, 1024 x 4, svd with full_matrices=False; others that are cut are gathered, "
+    "up to 128 MiB, and by qr up to 8 MiB"
 )
 _SAMPLES = "of 1024 samples of 4 variables, rowvar=False; where variables are cut, items travel"
 _POINTS = "among points that every process has; where these are cut, about a block is sent"
@@ -257,7 +258,7 @@ defaults: reductions are over all axes.
   halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of
   512 x 512 numbers on simulated ranks; processes of a node read each other's blocks in place, and
   may need less. `linalg` has whole matrices of up to 128 MiB on every rank, where it gathers (up to
-  8 MiB those that it factorizes in tiles: `cholesky`, `solve`, `inv`, `det`, `slogdet`);
+  8 MiB those that it factorizes in tiles: `cholesky`, `qr`, `solve`, `inv`, `det`, `slogdet`);
   products have the smaller operand up to 16 MiB, and of more two panels at most, of a block or
   16 MiB each. Functions of polynomials have up to 65,536 coefficients, or points to fit, on every
   rank. `put` and `put_along_axis` have the index, here made by the call, and the numbers and

@@ -7,6 +7,7 @@ collected on every process, up to 128 MiB; all compute the same, bit for bit on 
 kind, and keep their part of it where the result has axes that were cut. `cholesky`, `qr`, `solve`,
 `inv`, `det` and `slogdet` collect 8 MiB at most, and work on larger matrices in tiles that are
 dealt out to all processes. `qr`, `svd` and what follows from them work on rows of tall matrices.
+`svd`, `eigh` and what follows from them divide matrices of more than 128 MiB until they are small.
 Under `communication("raise")` either is an error. Blocks on GPUs are factorized on the host.
 Solvers in the room `iterative` need of a matrix what it does to vectors.
 """
@@ -21,6 +22,7 @@ from distarray.linalg._factorizations import (
     svd,
     svdvals,
 )
+from distarray.linalg._low_rank import svd_lowrank
 from distarray.linalg._norms import cond, matrix_norm, matrix_rank, norm, vector_norm
 from distarray.linalg._products import (
     cross,
@@ -85,6 +87,7 @@ __all__ = [
     "slogdet",
     "solve",
     "svd",
+    "svd_lowrank",
     "svds",
     "svdvals",
     "tensordot",
