@@ -844,6 +844,20 @@ MUTANTS = (
         ("linalg/test_iterative.py::test_bases_make_a_reduction_for_each_vector_or_two",),
     ),
     Mutant(
+        "reflected columns are not turned back to the triangle",
+        "linalg/_blocked_qr.py",
+        "tile[:count] = turn.conj().T @ tile[:count]",
+        "tile[:count] = turn @ tile[:count]",
+        ("linalg/test_blocked_qr.py::test_both_factors_are_cut_as_the_matrix_is",),
+    ),
+    Mutant(
+        "a division that leaves much is taken",
+        "linalg/_spectral.py",
+        "if _size(block[count:, :count]) <= tolerance:",
+        "if True:",
+        ("linalg/test_spectral.py::test_a_division_that_leaves_too_much_is_an_error",),
+    ),
+    Mutant(
         "large matrices are collected",
         "ops/linear_algebra/_whole_axes.py",
         "if have is not get and nbytes > allowed:",

@@ -76,10 +76,28 @@ def test_large_matrices_are_factorized_in_tiles(monkeypatch: pytest.MonkeyPatch)
         assert np.allclose(values @ solution, values[0], atol=1e-9)
         assert np.allclose(da.linalg.inv(x).full_array() @ values, np.eye(n), atol=1e-9)
         assert np.isclose(float(da.linalg.slogdet(x).logabsdet), np.linalg.slogdet(values)[1])
+        q, r = (one.full_array() for one in da.linalg.qr(x))
+        assert np.allclose(q @ r, values, atol=1e-10)
+        assert np.allclose(q.T @ q, np.eye(n), atol=1e-12)
         with pytest.raises(np.linalg.LinAlgError, match="positive definite"):
             da.linalg.cholesky(y - 2 * da.eye(n) * definite[-1, -1])
         with pytest.raises(np.linalg.LinAlgError, match="Singular"):
             da.linalg.solve(x * 0, values[0])
+    testing.reset()
+
+
+def test_larger_matrices_are_divided_for_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(_tiles, "COLLECTED_BYTES", 40**2 * 8)
+    monkeypatch.setattr(_tiles, "WIDTH", 24)
+    testing.reset()
+    values = np.random.default_rng(5).normal(size=(50, 50))
+    x = da.asarray(values)
+    w, v = (one.full_array() for one in da.linalg.eigh(x))
+    symmetric = np.tril(values) + np.tril(values, -1).T
+    assert np.allclose(symmetric @ v, v * w, atol=1e-11)
+    assert np.allclose(w, np.linalg.eigvalsh(values), atol=1e-11)
+    assert np.allclose(da.linalg.svdvals(x).full_array(), np.linalg.svdvals(values), atol=1e-11)
     testing.reset()
 
 
