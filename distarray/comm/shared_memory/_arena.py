@@ -62,12 +62,11 @@ class MemoryStats:
 class Lease:
     """A stretch of the arena that an array uses; it goes back when the array is gone."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_arena", "_nbytes", "_offset")
+    __slots__ = ("__array_interface__", "__weakref__", "_arena", "_stretch")
 
-    def __init__(self, arena: Arena, offset: int, nbytes: int, shift: int) -> None:
+    def __init__(self, arena: Arena, offset: int, nbytes: int, shift: int, held: int) -> None:
         self._arena = arena
-        self._offset = offset
-        self._nbytes = nbytes
+        self._stretch = offset, nbytes, held
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
@@ -77,7 +76,7 @@ class Lease:
 
     def __del__(self) -> None:
         # May run inside any allocation (garbage collection) or thread: only an atomic append here.
-        self._arena.returned.append((self._offset, self._nbytes))
+        self._arena.returned.append(self._stretch)
 
 
 class Arena:
@@ -90,7 +89,7 @@ class Arena:
         self.map = _map_file(self.file, _power_of_two(4 * physical))
         self.capacity = len(self.map.bytes)
         self.address = self.map.address
-        self.returned: deque[tuple[int, int]] = deque()
+        self.returned: deque[tuple[int, int, int]] = deque()
         self._lock = threading.Lock()
         self._idle: dict[int, list[int]] = {}  # size -> offsets, last returned is used first
         self._idle_order: deque[tuple[int, int]] = deque()  # oldest first; may be stale
@@ -105,28 +104,26 @@ class Arena:
         self.limit = _default_limit()
 
     def lease(self, nbytes: int) -> Lease | None:
-        """Return a stretch of at least ``nbytes`` bytes, warm if one of that size was returned.
+        """Return a stretch of at least ``nbytes`` bytes, warm if one was returned that suits.
 
         None where the addresses of the arena do not suffice.
         """
         size = _size_class(nbytes)
         with self._lock:
             self._collect()
-            offsets = self._idle.get(size)
-            if offsets:
-                offset = offsets.pop()
-                del self._idle_at[offset]
-                self._idle_bytes -= size
-            elif (found := self._fresh(size, nbytes)) is None:
+            offset, held = self._take_idle(size), size
+            if offset is None and (larger := self._larger_idle(size)):
+                offset, held = self._take_idle(larger), larger
+            if offset is None:
+                offset = self._fresh(size, nbytes)
+            if offset is None:
                 return None
-            else:
-                offset = found
             self._in_use += size
             self._peak = max(self._peak, self._in_use)
             shift = 0
             if _begins_at_huge_page(size):
                 shift = self._shift = (self._shift - _STAGGER) % _PAGE
-        return Lease(self, offset, nbytes, shift)
+        return Lease(self, offset, nbytes, shift, held)
 
     def trim(self, keep: int = 0) -> None:
         """Give idle stretches back to the system until at most ``keep`` bytes stay warm."""
@@ -147,9 +144,8 @@ class Arena:
     def _collect(self) -> None:
         """Move what arrays have returned since the last call to the idle lists."""
         while self.returned:
-            offset, nbytes = self.returned.popleft()
-            size = _size_class(nbytes)
-            self._in_use -= size
+            offset, nbytes, size = self.returned.popleft()
+            self._in_use -= _size_class(nbytes)
             self._idle_bytes += size
             self._idle.setdefault(size, []).append(offset)
             self._idle_at[offset] = size
@@ -159,6 +155,25 @@ class Arena:
         elif len(self._idle_order) > 64 + 4 * len(self._idle_at):
             live = {o: s for o, s in self._idle_order if self._idle_at.get(o) == s}
             self._idle_order = deque(live.items())
+
+    def _take_idle(self, size: int) -> int | None:
+        """Return a stretch of this size with warm pages, if there is one."""
+        offsets = self._idle.get(size)
+        if not offsets:
+            return None
+        offset = offsets.pop()
+        del self._idle_at[offset]
+        self._idle_bytes -= size
+        return offset
+
+    def _larger_idle(self, size: int) -> int:
+        """Return the smallest size of which a stretch is idle, up to twice as much, or 0.
+
+        So what becomes smaller from step to step, as the panels of a factorization, leaves no
+        stretch of each size behind.
+        """
+        sizes = (s for s, offsets in self._idle.items() if offsets and size < s <= 2 * size)
+        return min(sizes, default=0)
 
     def _trim(self, keep: int) -> None:
         while self._idle_bytes > keep and self._idle_order:

@@ -39,6 +39,21 @@ def test_block_is_reused_after_the_last_view_is_gone():
     assert address(_memory.empty((300, 1000), np.float64)) == where
 
 
+def test_blocks_that_become_smaller_share_one_stretch():
+    _memory.trim()
+    before = _arena.stats()
+    for rows in range(900, 450, -25):
+        block = _memory.empty((rows, 1000), np.float64)
+        assert _arena.stats().in_use - before.in_use <= 1.13 * block.nbytes
+        del block
+    assert _arena.stats().idle - before.idle <= 1.13 * 900_000 * 8
+    kept = _memory.empty((500, 1000), np.float64)
+    kept[...] = 1
+    other = _memory.empty((900, 1000), np.float64)  # whose stretch is taken
+    other[...] = 2
+    assert (kept == 1).all()
+
+
 @pytest.mark.parametrize(
     "look",
     [
