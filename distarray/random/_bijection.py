@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.random._blocks import PIECE, draw_bits, turned
+from distarray.random._blocks import draw, turned
+from distarray.random._streams import PIECE
 
 ROUNDS: Final = 8
 SHORT: Final = 4096
@@ -57,10 +58,10 @@ def permute(
         offsets = np.arange(n, dtype=np.uint64) * _u64(stride)
         for lines in range(0, line.size, at_a_time := max(1, PIECE // max(n, 1))):
             part = slice(lines, lines + at_a_time)
-            order = draw_bits(line[part, None] + offsets, words)
+            order = draw("integer", line[part, None] + offsets, words)
             out[part] = np.argsort(order, axis=-1, kind="stable")[:, positions.astype(np.int64)]
         return out
-    keys_of_rounds = [draw_bits(line, turned(words, i)) for i in range(ROUNDS)]
+    keys_of_rounds = [draw("integer", line, turned(words, i)) for i in range(ROUNDS)]
     for row in range(line.size):
         keys = [key[row] for key in keys_of_rounds]
         for start in range(0, positions.size, PIECE):

@@ -167,7 +167,7 @@ def _fill_on_host(
             places = np.arange(first + start, first + start + piece.size)
             index = indices_of(geometry, places)
             with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
-                piece[:] = draw(kind, index, words, piece.dtype, *parameters)
+                piece[:] = _draw(kind, index, words, piece.dtype, *parameters)
 
     nbytes = max(flat.nbytes, _CALL_BYTES)
     name = _name_of(flat.dtype)
@@ -185,15 +185,32 @@ _ZERO: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
 
 
-def draw_bits(index: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Return 64 random bits of elements, given by their global linear indices, as uint64."""
-    return draw("integer", index, words, np.uint64, _ZERO, _ZERO, _ZERO)
+def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Return the numbers of elements, given by their global linear indices.
+
+    Float64 as of `fill`; of kind "integer" 64 random bits, as uint64.
+    """
+    is_integer = kind == "integer"
+    out = np.empty(index.shape, np.uint64 if is_integer else np.float64)
+    index = np.ascontiguousarray(index)
+
+    def by_kernel(run: Any) -> None:
+        run(address_of(out), out.size, address_of(index), address_of(words))
+
+    def by_numpy() -> None:
+        parameters = (_ZERO,) * 3 if is_integer else (0.0, 1.0, 0.0)
+        out[...] = _draw(kind, index, words, out.dtype, *parameters)
+
+    nbytes = max(out.nbytes, _CALL_BYTES)
+    by = kernel(_KERNELS, "draw", kind)
+    run_faster(f"random draw {kind}", nbytes, by, by_kernel, by_numpy, _DEAR)
+    return out
 
 
-def draw(
+def _draw(
     kind: str, index: np.ndarray, words: np.ndarray, dtype: Any, *parameters: Any
 ) -> np.ndarray:
-    """Return the numbers of elements, given by their global linear indices, by NumPy."""
+    """Return the numbers of elements, by NumPy."""
     x0, x1 = _formulas.philox(index >> _ONE, *words[2:4], *words[:2])
     second = (index & _ONE) == _ONE
     if kind == "integer":

@@ -30,7 +30,7 @@ from distarray.random._formulas import (
 )
 
 _u64 = np.uint64
-_ZERO: Final = _u64(0)
+_ZERO, _ONE = _u64(0), _u64(1)
 _ATTEMPT: Final = _u64(1 << 16)
 
 # Each loop is a function of its own, with plain numbers as arguments: Numba vectorises it as it
@@ -237,3 +237,32 @@ def fill(kind: str, dtype: str) -> Source:
     parameters = "float64, float64, uint64, uint64, uint64"
     signature = f"void(CPointer({dtype}), int64, {scratch}, {geometry}, {parameters})"
     return Source(fill_part, signature)
+
+
+def draw(kind: str) -> Source:
+    """Return the kernel for elements of any linear indices: doubles, or of "integer" random bits.
+
+    The arguments: where to write, and how many; the indices; the words of key and counter.
+    """
+    is_normal, is_exponential, is_integer = (
+        kind == one for one in ("normal", "exponential", "integer")
+    )
+
+    def draw_all(out: Any, n: int, index: Any, words: Any) -> None:
+        k0, k1, c2, c3 = words[0], words[1], words[2], words[3]
+        for j in range(n):
+            x0, x1 = philox(index[j] >> _ONE, c2, c3, k0, k1)
+            second = (index[j] & _ONE) == _ONE
+            if is_integer:
+                out[j] = x1 if second else x0
+            elif is_normal:
+                a, b = normal_pair(x0, x1)
+                out[j] = 0.0 + (b if second else a)
+            elif is_exponential:
+                out[j] = 0.0 + exponential(x1 if second else x0)
+            else:
+                out[j] = unit_double(x1 if second else x0)
+
+    bits = "CPointer(uint64)"
+    out = bits if kind == "integer" else "CPointer(float64)"
+    return Source(draw_all, f"void({out}, int64, {bits}, {bits})")

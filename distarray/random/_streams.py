@@ -19,11 +19,9 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.errors import ArgumentError
 from distarray.random._blocks import (
-    PIECE,
     Geometry,
     Key,
     draw,
-    draw_bits,
     fill,
     fill_floats,
     geometry_of,
@@ -37,6 +35,9 @@ Sampler = Callable[..., Any]
 Fill = Callable[..., None]
 """``fill(out, key, call, shape, box, *parameters)``; parameters are numbers, or of the box."""
 
+PIECE: Final = 1 << 16
+"""Items at a time: with 16,384 a Poisson number takes twice as long, as each step is a call, and
+with 2**18, whose temporary arrays take 40 MiB, four fifths."""
 _PART: Final = 12
 """Bits of a turn below its part: 16 parts of 4096 turns. A sampler that refuses half of what it
 proposes, two turns each, needs more than that with a probability of 2**-2048."""
@@ -74,12 +75,7 @@ class Items:
 
     def bits(self, turn: int) -> np.ndarray:
         """Return 64 random bits of each, as uint64."""
-        words = turned(self._words, turn)
-        if self._index is None:
-            out = np.empty(self.size, np.uint64)
-            fill(out, "integer", words, self._geometry, first=self._first)
-            return out
-        return draw_bits(self._index, words)
+        return self._numbers("integer", turn)
 
     def normal(self, turn: int) -> np.ndarray:
         """Return standard normal numbers."""
@@ -107,8 +103,8 @@ class Items:
     def _numbers(self, kind: str, turn: int) -> np.ndarray:
         words = turned(self._words, turn)
         if self._index is not None:
-            return draw(kind, self._index, words, np.float64, 0.0, 1.0, 0.0)
-        out = np.empty(self.size)
+            return draw(kind, self._index, words)
+        out = np.empty(self.size, np.uint64 if kind == "integer" else np.float64)
         fill(out, kind, words, self._geometry, first=self._first)
         return out
 
@@ -172,7 +168,7 @@ def by_formula(kind: str, formula: Callable[..., Any]) -> Fill:
             [_backend.asarray(p, _backend.device_of(out)) if np.ndim(p) else p for p in parameters]
         )
         flat, given = out.reshape(-1), numbers.reshape(-1)
-        for part, those in _parts(flat.size, 4 * PIECE, parameters, out.ndim):
+        for part, those in _parts(flat.size, PIECE, parameters, out.ndim):
             flat[part] = formula(given[part], *those)
 
     return fill_block

@@ -65,7 +65,7 @@ def test_all_orders_of_a_short_line_are_equally_likely() -> None:
 
 def test_long_lines_have_the_statistics_of_permutations() -> None:
     """Fixed points, neighbours that stay so, ascents, correlation, and where two items go."""
-    n, calls = SHORT + 1, 600
+    n, calls = SHORT + 1, 300
     orders = [order(n, call) for call in range(calls)]
     for counts in (
         [(found == np.arange(n)).sum() for found in orders],

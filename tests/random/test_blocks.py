@@ -11,7 +11,14 @@ from hypothesis import given, settings
 
 from distarray.comm.kernels import _threads
 from distarray.random import _blocks
-from distarray.random._blocks import fill_floats, fill_integers
+from distarray.random._blocks import (
+    draw,
+    fill,
+    fill_floats,
+    fill_integers,
+    geometry_of,
+    words_of,
+)
 from tests import either_way
 
 KEY = (0x12345678, 0x9ABCDEF0)
@@ -87,6 +94,18 @@ def test_block_holds_its_part_of_the_whole(what: Any, shape: tuple[int, ...]) ->
         )
         part = everything[tuple(slice(a, b) for a, b in box)]
         np.testing.assert_array_equal(make(what, shape, box), part)
+
+
+@pytest.mark.usefixtures("maker")
+@pytest.mark.parametrize("kind", ["uniform", "normal", "exponential", "integer"])
+def test_elements_by_their_indices_are_those_of_the_whole(kind: str) -> None:
+    index = np.array([[3, 1, 8], [8, 40, 59]], np.uint64)
+    found = draw(kind, index, words_of(KEY, 3))
+    whole_ = np.empty(60, np.uint64 if kind == "integer" else float)
+    fill(whole_, kind, words_of(KEY, 3), geometry_of((60,), ((0, 60),)))
+    np.testing.assert_array_equal(found, whole_[index.astype(int)])
+    np.testing.assert_array_equal(draw(kind, index[:, ::2], words_of(KEY, 3)), found[:, ::2])
+    assert draw(kind, index[:0], words_of(KEY, 3)).shape == (0, 3)
 
 
 @pytest.mark.usefixtures("maker")
