@@ -23,7 +23,7 @@ from distarray.ops import asarray, take, take_along_axis
 from distarray.random._bijection import permute
 from distarray.random._blocks import Key, geometry_of, indices_of, words_of
 from distarray.random._parameters import INTEGERS
-from distarray.random._streams import Fill
+from distarray.random._streams import PIECE, Fill
 from distarray.typing import Box, Shape
 
 
@@ -70,7 +70,7 @@ class Shuffling:
         Notes
         -----
         Distribution: nothing is sent to find the order. Where `axis` is cut each process takes its
-        new rows from their owners, else nothing is sent at all. Memory besides the result: 32 bytes
+        new rows from their owners, else nothing is sent at all. Memory besides the result: 120 bytes
         for each row of the process.
 
         By a keyed bijection (Mitchell et al., ACM Trans. Parallel Comput. 9 (2022)): up to 4096
@@ -199,9 +199,13 @@ def _order(count: int) -> Fill:
     """Return what fills a block with the numbers below `count` in random order, in C order."""
 
     def fill(out: Any, key: Key, call: int, shape: Shape, box: Box) -> None:
-        places = indices_of(geometry_of(shape, box), np.arange(out.size))
-        found = permute(places, count, words_of(key, call), np.zeros(1, np.uint64))
-        out[...] = _backend.asarray(found.reshape(out.shape), _backend.device_of(out))
+        words, geometry = words_of(key, call), geometry_of(shape, box)
+        flat = out.reshape(-1)
+        for start in range(0, flat.size, PIECE):
+            part = slice(start, min(start + PIECE, flat.size))
+            places = indices_of(geometry, np.arange(part.start, part.stop))
+            found = permute(places, count, words, np.zeros(1, np.uint64))[0]
+            flat[part] = _backend.asarray(found, _backend.device_of(out))
 
     return fill
 

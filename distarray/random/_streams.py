@@ -6,7 +6,8 @@ item becomes depends on no other item: not on the block it lies in, and not on h
 neighbours are refused. Samplers are functions ``sampler(items, *parameters)`` that give one float64
 for each item; parameters are numbers, or arrays with one for each item. They work with as many
 items at a time as stay in the cache: the first turn of all comes from the kernels, further ones,
-of the few that are left, from the same formulas in NumPy.
+of the few that are left, from the same formulas. Memory besides the block: about 100 bytes for each
+of these, and for parameters that are arrays 8 bytes an item.
 """
 
 from __future__ import annotations

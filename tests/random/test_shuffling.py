@@ -17,7 +17,8 @@ from distarray.errors import (
     ReadOnlyError,
     ShapeError,
 )
-from distarray.random import default_rng
+from distarray.random import _bijection, _shuffling, _streams, default_rng
+from tests import peak_memory
 from tests.on_device import host
 
 ROWS = np.arange(44).reshape(11, 4)
@@ -220,6 +221,22 @@ def test_few_or_no_items() -> None:
         rng.shuffle(da.ones((0, 3)))
 
     simulate(3, program)
+
+
+@pytest.mark.host_only
+def test_memory_besides_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (_bijection, _shuffling, _streams):
+        monkeypatch.setattr(module, "PIECE", 1 << 12)
+    monkeypatch.setenv("DISTARRAY_KERNELS", "numpy")  # loading others is counted as well
+    items, rows = np.ones(400_000), np.ones((40_000, 50))
+
+    def scratch(call: Any, value: np.ndarray) -> float:
+        return peak_memory.scratch(call, value, 2)
+
+    assert scratch(lambda x: default_rng(1).permutation(x.size), items) < 0.3
+    assert scratch(lambda x: default_rng(1).choice(10**9, x.size, False), items) < 0.3
+    assert scratch(lambda x: default_rng(1).permutation(x), rows) < 0.4
+    assert scratch(lambda x: default_rng(1).poisson(x), items) < 1.5
 
 
 @pytest.mark.host_only
