@@ -70,8 +70,8 @@ class Shuffling:
         Notes
         -----
         Distribution: nothing is sent to find the order. Where `axis` is cut each process takes its
-        new rows from their owners, else nothing is sent at all. Memory besides the result: 120 bytes
-        for each row of the process.
+        new rows from their owners, else nothing is sent at all. Memory besides the result: about
+        120 bytes for each row of the process.
 
         By a keyed bijection (Mitchell et al., ACM Trans. Parallel Comput. 9 (2022)): up to 4096
         parts each order is as likely as the others; of more the orders are those of 2**64 keys.
