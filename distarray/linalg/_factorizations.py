@@ -366,7 +366,7 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
     divide and conquer (Nakatsukasa, Higham 2013), with polar decompositions by QDWH (Nakatsukasa,
     Bai, Gygi 2010). Eigenvectors are cut as it is. To divide a matrix on p processes each receives
     about 56 n^2 / sqrt(p) items and does 50 to 90 n^3 / p operations, six to ten times as many as
-    LAPACK in all. Peak memory: 25 blocks, and ten matrices of 128 MiB.
+    LAPACK in all. Peak memory: 18 blocks, or of a matrix that is collected six times its size.
 
     Examples
     --------
