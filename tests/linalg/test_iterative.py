@@ -206,6 +206,7 @@ def test_replicas_that_round_otherwise_end_alike() -> None:
     assert len(set(simulate(4, program))) == 1
 
 
+@pytest.mark.host_only  # its functions write into NumPy's arrays
 def test_images_may_be_the_argument_or_the_same_memory() -> None:
     n = 2000
     value = np.random.default_rng(0).normal(size=n)
@@ -572,6 +573,7 @@ def test_wrong_arguments_of_one_solver_are_refused() -> None:
     simulate(2, program)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize(
     ("solver", "vectors", "options"),
     [

@@ -135,7 +135,7 @@ def lsqr(
         image = back(u) if started else columns.read(first, "what the adjoint of A returned")
         own = columns.combine([(v, 0, ((1 / beta, image),))], [(v, v)])
         alpha = size_of(columns.add_up(own)[0])
-    var = np.zeros(columns.length, v.real.dtype) if calc_var else None
+    var = np.abs(columns.zeros()) if calc_var else None
 
     def result(istop: int, itn: int, *norms: float) -> tuple[Any, ...]:
         spread = (

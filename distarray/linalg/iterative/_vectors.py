@@ -163,7 +163,7 @@ class Space:
 
     def largest(self, x: Buffer) -> float:
         """Return the largest absolute value of a vector's items (one reduction)."""
-        mine = np.array([abs(x).max(initial=0)], np.float64)
+        mine = np.array([float(abs(x).max()) if self.length else 0.0])
         return float(self._communicator.all_reduce(mine, "max")[0])
 
     def share(self, *values: np.ndarray) -> list[np.ndarray]:
