@@ -440,18 +440,18 @@ MUTANTS = (
         ("core/families/test_reductions.py::test_large_blocks_reduce_as_accurately_as_numpy",),
     ),
     Mutant(
-        "the means of two blocks count alike, however many items they have",
+        "the variance between blocks is forgotten",
         "core/families/_moments.py",
-        "mean = a.mean + delta * (b.count / count)",
-        "mean = a.mean + delta / 2",
+        "m2 = self.m2 + self.count * _square(shift) + 2 * _product(shift, self.rest)",
+        "m2 = self.m2",
         ("core/families/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
     ),
     Mutant(
-        "the variance between blocks is forgotten",
+        "what the means of blocks lack is forgotten",
         "core/families/_moments.py",
-        "m2 = a.m2 + b.m2 + _square(delta) * (a.count * (b.count / count))",
-        "m2 = a.m2 + b.m2",
-        ("core/families/test_reductions.py::test_moment_agrees_with_numpy_on_random_layouts",),
+        " + 2 * _product(shift, self.rest)",
+        "",
+        ("core/families/test_reductions.py::test_variance_far_from_0_is_as_accurate_as_numpys",),
     ),
     Mutant(
         "states of blocks are merged with the wrong ranks",
@@ -681,8 +681,8 @@ MUTANTS = (
     Mutant(
         "a variance beside NaN leaves out how far the means of blocks lie apart",
         "ops/statistical/_moments.py",
-        "return m + n, mean + delta * share, square + more + between",
-        "return m + n, mean + delta * share, square + more",
+        "return m + n, mean, one.m2 + other.m2, one.rest + other.rest",
+        "return m + n, mean, a[2] + b[2], one.rest + other.rest",
         ("ops/statistical/test_beside_nan.py::test_variance_beside_nan_takes_numpys_arguments",),
     ),
     Mutant(

@@ -4,7 +4,9 @@ NumPy's variance reads the data three times and writes two temporaries of its si
 is cut into tiles that stay in cache; the moments of each are exact to rounding (mean first, then
 deviations from it), and tiles are merged in pairs, as rounding grows with the logarithm of their
 number only. The update is that of T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a
-pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773 (1979).
+pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773 (1979). Means are
+rounded, and where items are far from 0 their differences consist of that; so a state keeps what the
+deviations from its mean add up to, as their corrected two-pass algorithm does.
 """
 
 from __future__ import annotations
@@ -32,11 +34,24 @@ or more, on one core of an AMD EPYC; longer ones only add rounding errors."""
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """State of a set of items: how many, their mean, their sum of squared deviations from it."""
+    """State of a set of items: how many, about their mean, and sums of their deviations from it.
 
-    count: int
+    Attributes
+    ----------
+    m2, rest
+        Sum of the squared deviations, and of the deviations: 0 but for the rounding of the mean.
+    """
+
+    count: Any
     mean: Any
     m2: Any
+    rest: Any
+
+    def around(self, mean: Any) -> Moments:
+        """Return the moments about another mean."""
+        shift = self.mean - mean
+        m2 = self.m2 + self.count * _square(shift) + 2 * _product(shift, self.rest)
+        return Moments(self.count, mean, m2, self.rest + self.count * shift)
 
 
 def merge(a: Moments, b: Moments) -> Moments:
@@ -44,14 +59,17 @@ def merge(a: Moments, b: Moments) -> Moments:
     if a.count == 0 or b.count == 0:
         return b if a.count == 0 else a
     count = a.count + b.count
-    delta = b.mean - a.mean
-    mean = a.mean + delta * (b.count / count)
-    m2 = a.m2 + b.m2 + _square(delta) * (a.count * (b.count / count))
-    return Moments(count, mean, m2)
+    mean = a.mean + (b.mean - a.mean) * (b.count / count)
+    a, b = a.around(mean), b.around(mean)
+    return Moments(count, mean, a.m2 + b.m2, a.rest + b.rest)
 
 
 def _square(x: Any) -> Any:
-    return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x
+    return _product(x, x)
+
+
+def _product(x: Any, y: Any) -> Any:
+    return x.real * y.real + x.imag * y.imag if x.dtype.kind == "c" else x * y
 
 
 def state_dtype(dtype: Any) -> Any:
@@ -74,7 +92,7 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
     Returns
     -------
     Moments
-        Mean and m2 keep the reduced axes with size 1.
+        Their arrays keep the reduced axes with size 1.
     """
     dtype = state_dtype(block.dtype)
     if not _backend.is_numpy(block):
@@ -88,7 +106,7 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
     if fold is not None:
         return _narrow(*fold, kept_shape)
     count = prod([block.shape[axis] for axis in axes])
-    mean = np.empty(kept_shape, dtype)
+    mean, rest = np.empty(kept_shape, dtype), np.empty(kept_shape, dtype)
     m2 = np.empty(kept_shape, np.empty(0, dtype).real.dtype)
     steps = tile_shape(block.shape, block.strides, axes, TILE_BYTES // int(dtype.itemsize))
     scratch = np.empty(prod(steps), dtype)
@@ -99,12 +117,12 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
             for box in tiles(column.shape, steps, list(axes))
         )
         found = merge_pairwise(states, merge)
-        mean[kept], m2[kept] = found.mean, found.m2
-    return Moments(count, mean, m2)
+        mean[kept], m2[kept], rest[kept] = found.mean, found.m2, found.rest
+    return Moments(count, mean, m2, rest)
 
 
-def moments_beside_nan(block: Buffer, dtype: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield how many items of each piece of a block are not NaN, their mean and squared deviations.
+def moments_beside_nan(block: Buffer, dtype: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Yield the moments of the items of each piece of a block that are not NaN.
 
     The mean of no items is 0. `dtype` is that of the mean.
     """
@@ -121,14 +139,17 @@ def moments_beside_nan(block: Buffer, dtype: Any) -> Iterator[tuple[Any, Any, An
         mean = dtype.type(np.add.reduce(items) / max(count, 1))
         np.subtract(items, mean, out=items)
         np.copyto(items, 0, where=missing)
-        yield count, mean, _sum_of_squares(items)
+        rest = np.add.reduce(items)
+        yield count, mean, _sum_of_squares(items), rest
 
 
 def _on_device(block: Buffer, axes: tuple[int, ...], dtype: Any) -> Moments:
     """Return the moments of a CuPy block by whole-array functions: no cache to fit tiles into."""
     mean = block.mean(axis=axes, dtype=dtype, keepdims=True)
-    squares = _square(block.astype(dtype, copy=False) - mean)
-    return Moments(block.size // max(mean.size, 1), mean, squares.sum(axis=axes, keepdims=True))
+    deviation = block.astype(dtype, copy=False) - mean
+    rest = deviation.sum(axis=axes, keepdims=True)
+    m2 = _square(deviation).sum(axis=axes, keepdims=True)
+    return Moments(block.size // max(mean.size, 1), mean, m2, rest)
 
 
 def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -> Moments:
@@ -138,7 +159,7 @@ def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -
     while copies > 1:
         copies //= 2
         halves = (
-            Moments(state.count, state.mean[part], state.m2[part])
+            Moments(state.count, state.mean[part], state.m2[part], state.rest[part])
             for part in (slice(copies), slice(copies, None))
         )
         state = merge(*halves)
@@ -148,7 +169,8 @@ def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -
 
 
 def _reshape(state: Moments, shape: Shape) -> Moments:
-    return Moments(state.count, state.mean.reshape(shape), state.m2.reshape(shape))
+    parts = (part.reshape(shape) for part in (state.mean, state.m2, state.rest))
+    return Moments(state.count, *parts)
 
 
 def _flat(block: Buffer) -> Buffer:
@@ -167,19 +189,21 @@ def _line(flat: Buffer, dtype: Any) -> Moments:
     pieces = [flat[start : start + length] for start in range(0, flat.size, length)]
     counts = np.array([piece.size for piece in pieces])
     means = np.empty(len(pieces), dtype)
-    squares = np.empty(len(pieces), scratch.real.dtype)
+    squares, rests = np.empty(len(pieces), scratch.real.dtype), np.empty(len(pieces), dtype)
     for i, piece in enumerate(pieces):
-        means[i], squares[i] = _piece(piece, dtype, scratch[: piece.size])
+        means[i], squares[i], rests[i] = _piece(piece, dtype, scratch[: piece.size])
     total = np.add.reduce(means * (counts / flat.size), keepdims=True).astype(dtype)
-    between = np.add.reduce(_square(means - total) * counts, keepdims=True)
-    within = np.add.reduce(squares, keepdims=True)
-    return Moments(flat.size, total, (within + between).astype(squares.dtype))
+    found = Moments(counts, means, squares, rests).around(total)
+    m2, rest = (np.add.reduce(part, keepdims=True) for part in (found.m2, found.rest))
+    return Moments(flat.size, total, m2.astype(squares.dtype), rest.astype(dtype))
 
 
-def _piece(piece: Buffer, dtype: Any, scratch: Buffer) -> tuple[Any, Any]:
-    """Return mean and squared deviations of a line that stays in the cache."""
+def _piece(piece: Buffer, dtype: Any, scratch: Buffer) -> tuple[Any, Any, Any]:
+    """Return mean, squared deviations and their sum of a line that stays in the cache."""
     mean = dtype.type(np.add.reduce(piece, dtype=dtype) / piece.size)
-    return mean, _sum_of_squares(np.subtract(piece, mean, out=scratch, dtype=dtype))
+    deviation = np.subtract(piece, mean, out=scratch, dtype=dtype)
+    rest = np.add.reduce(deviation)
+    return mean, _sum_of_squares(deviation), rest
 
 
 def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> Moments:
@@ -191,11 +215,12 @@ def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> M
     mean /= dtype.type(count)
     deviation = scratch[: tile.size].reshape(tile.shape)
     np.subtract(tile, mean, out=deviation, dtype=dtype)
+    rest = np.add.reduce(deviation, axis=axes, keepdims=True)
     if dtype.kind == "c":
         squares = _square(deviation)
     else:
         squares = np.multiply(deviation, deviation, out=deviation)
-    return Moments(count, mean, np.add.reduce(squares, axis=axes, keepdims=True))
+    return Moments(count, mean, np.add.reduce(squares, axis=axes, keepdims=True), rest)
 
 
 def _sum_of_squares(line: Buffer) -> Any:

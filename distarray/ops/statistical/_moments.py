@@ -349,23 +349,24 @@ def _count_selected(x: Any, axis: Any, keepdims: bool, mask: Any) -> Any:
 
 
 def _variance_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    """Return the dtypes of mean and sum of squared deviations, and of the result."""
+    """Return the dtypes of mean, squared deviations and their sum, and of the result."""
     (dtype,) = call.dtypes
     mean = state_dtype(dtype)
     squares = np.empty(0, mean).real.dtype
-    return (mean, squares), squares if dtype.char != "e" else np.dtype(np.float16)
+    return (mean, squares, mean), squares if dtype.char != "e" else np.dtype(np.float16)
 
 
 def _deviations(step: Step) -> Callable[[Buffer], State]:
-    """Return the function that gives mean and sum of squared deviations of a block."""
+    """Return the function that gives the moments of a block."""
     axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
 
     def state(block: Buffer) -> State:
         if not axes:
             mean = block.astype(state_dtype(block.dtype))
-            return mean, np.abs(mean - mean)  # not 0 where an item is not finite
+            nothing = mean - mean  # not 0 where an item is not finite
+            return mean, np.abs(nothing), nothing
         found = moments(block, axes)
-        return found.mean, found.m2
+        return found.mean, found.m2, found.rest
 
     return state
 
@@ -414,9 +415,9 @@ def _counted_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
 
 
 def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
-    """Return the function that gives count, mean and squared deviations of what is not NaN."""
+    """Return the function that gives the moments of what is not NaN, counts first."""
     axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
-    _, dtype, squares = step.total
+    _, dtype, squares, _ = step.total
     add = reductions.by(np.add)
 
     def state(block: Buffer) -> State:
@@ -429,7 +430,8 @@ def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
         square = deviation.real * deviation.real
         if dtype.kind == "c":
             square = square + deviation.imag * deviation.imag
-        return count, mean, add(as_block(square), axes, squares, True)
+        rest = add(as_block(deviation), axes, dtype, True)
+        return count, mean, add(as_block(square), axes, squares, True), rest
 
     def state_of_all(block: Buffer) -> State:
         if not _backend.is_numpy(block):
@@ -442,11 +444,10 @@ def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
 
 def _merge_counted(a: State, b: State) -> State:
     """Merge as `merge` does; the mean of no items is 0."""
-    (m, mean, square), (n, other, more) = a, b
-    delta = other - mean
-    share = (n / np.maximum(m + n, 1)).astype(square.dtype)
-    between = (delta.real * delta.real + delta.imag * delta.imag) * (m * share).astype(square.dtype)
-    return m + n, mean + delta * share, square + more + between
+    m, n = a[0], b[0]
+    mean = a[1] + (b[1] - a[1]) * (n / np.maximum(m + n, 1)).astype(a[2].dtype)
+    one, other = (Moments(k.astype(s.dtype), x, s, r).around(mean) for k, x, s, r in (a, b))
+    return m + n, mean, one.m2 + other.m2, one.rest + other.rest
 
 
 def _variance_beside_nan(step: Step) -> Callable[..., Any]:
@@ -455,7 +456,7 @@ def _variance_beside_nan(step: Step) -> Callable[..., Any]:
 
     def variance(states: States, _: Buffer) -> Any:
         with np.errstate(divide="ignore", invalid="ignore"):
-            count, _, square = functools.reduce(_merge_counted, [state for state, _ in states])
+            count, _, square, _ = functools.reduce(_merge_counted, [state for state, _ in states])
             divisor = count - float(correction)
             if (divisor <= 0).any():
                 warn("Degrees of freedom <= 0 for slice.", RuntimeWarning)

@@ -86,6 +86,23 @@ def test_reduction_agrees_with_numpy_on_random_layouts(name: str, data: st.DataO
     compare(name, case, close=case.op == "avg", axis=axis, keepdims=data.draw(st.booleans()))
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(400,), (200_001,), (301, 3), (70_000, 4), (90, 3000)])
+def test_variance_far_from_0_is_as_accurate_as_numpys(ranks: int, shape: tuple[int, ...]) -> None:
+    """Times of a clock, in seconds: means of blocks are rounded to much of their differences."""
+    value = 1.7e9 + np.arange(np.prod(shape)).reshape(shape) * 1e-3
+    wide = value.astype(np.longdouble)
+
+    def program() -> None:
+        x = distribute_array(value)
+        for axis in (0, None):
+            expected = ((wide - wide.mean(axis)) ** 2).mean(axis).astype(float)
+            for found in (ours.var(x, axis=axis), ours.nanvar(x, axis=axis)):
+                np.testing.assert_allclose(found.full_array(), expected, rtol=1e-9)
+
+    simulate(ranks, program)
+
+
 @pytest.mark.parametrize("name", ["mean", "var", "std"])
 @settings(max_examples=15)
 @given(data=st.data())
@@ -1013,9 +1030,9 @@ def test_states_of_many_lines_are_not_gathered_where_the_block_is_less(name: str
 
 
 STATE_BYTES = {
-    "var": 16,
-    "std": 16,
-    "nanvar": 24,
+    "var": 24,
+    "std": 24,
+    "nanvar": 32,
     "nanmean": 16,
     "nanmax": 8,
     "argmin": 16,

@@ -109,7 +109,7 @@ def test_moments_of_all_blocks_are_exchanged_at_once() -> None:
     def program() -> None:
         x = da.distribute_array(value, da.init_device_mesh((4,)), [Shard(0)])
         for call, count, nbytes in (
-            (lambda: da.nanvar(x, axis=0), 1, 3 * 3 * 3 * 8),
+            (lambda: da.nanvar(x, axis=0), 1, 3 * 3 * 4 * 8),
             (lambda: da.nanstd(x, axis=1), 0, 0),
             (lambda: da.nancumsum(x, axis=0), 1, 3 * 3 * 8),
         ):
