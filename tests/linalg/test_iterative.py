@@ -411,6 +411,22 @@ def test_eigenvalues_are_numpys(which: str, dtype: Any, n: int, ranks: int) -> N
     simulate(ranks, program)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_smallest_eigenvalues_are_found_to_the_precision_of_the_largest(ranks):
+    """Rounding leaves more of a residual than such a value's own precision is."""
+    matrix = 2 * np.eye(200) - np.eye(200, k=1) - np.eye(200, k=-1)
+    matrix[0, 0] = matrix[-1, -1] = 1  # a path's Laplacian, whose least eigenvalue is 0
+    expected = np.linalg.eigvalsh(matrix)[:3]
+
+    def program():
+        a = da.distribute_array(matrix)
+        for which in ("SA", "SM"):
+            found = da.linalg.eigsh(a, 3, which=which, maxiter=300, return_eigenvectors=False)
+            np.testing.assert_allclose(found.full_array(), expected, atol=1e-13)
+
+    simulate(ranks, program)
+
+
 def test_eigenvalues_of_a_stencil_near_a_number_and_many_times() -> None:
     n = 40
     exact = 2.1 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))

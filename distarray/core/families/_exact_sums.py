@@ -263,8 +263,8 @@ def _with_extremes(sums: Buffer, plus: Buffer, minus: Buffer, missing: Buffer) -
     """Return sums beside items that are not finite."""
     if not (plus.any() or minus.any() or missing.any()):
         return sums
-    sums = np.where(plus > 0, np.inf, sums)
-    sums = np.where(minus > 0, np.where(plus > 0, np.inf, 0.0) - np.inf, sums)
+    infinite = np.where(plus > 0, np.inf, 0.0) - np.where(minus > 0, np.inf, 0.0)
+    sums = np.where((plus > 0) | (minus > 0), infinite, sums)
     return np.where(missing > 0, np.nan, sums)
 
 

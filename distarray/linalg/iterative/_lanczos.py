@@ -28,6 +28,9 @@ from distarray.random import Generator, default_rng
 _LEAST: Final = 20
 """Vectors of a basis, where there are as many; as in SciPy."""
 
+_ROUNDING: Final = 10
+"""Times the precision of A's largest eigenvalue: of what rounding alone leaves of a residual."""
+
 
 def _begin(
     name: str, operator: Operator, A: Any, v0: Any, rng: Any, length: int | None
@@ -202,7 +205,8 @@ def eigsh(
     maxiter : int, optional
         Most restarts; default: 10 for each item of a vector.
     tol : float
-        Relative error of the eigenvalues; 0: the precision of the numbers.
+        Relative error of the eigenvalues; 0: the precision of the numbers. What is small beside the
+        largest one is found to the precision of that.
     return_eigenvectors : bool
         Whether to return `v`.
     OPinv : like A, optional
@@ -283,8 +287,11 @@ def eigsh(
         rest = _extend(basis, apply, projected, kept, draw)
         values, vectors = space.share(*np.linalg.eigh(projected))
         order = _order(values, which, k)
-        errors = np.abs(rest * vectors[-1]) / np.maximum(np.abs(values), space.eps ** (2 / 3))
-        converged = errors[order[:k]] <= tolerance
+        errors = np.abs(rest * vectors[-1])
+        # What is small beside A is found to the rounding of A, not to that of its own size.
+        least = _ROUNDING * space.eps * np.abs(values).max(initial=0.0)
+        enough = np.maximum(tolerance * np.abs(values), least)
+        converged = (errors <= enough)[order[:k]]
         if converged.all() or ncv == n:
             break
         # As many again are kept as half of the others: what is kept is not found anew.

@@ -152,6 +152,9 @@ def test_items_that_are_not_finite_give_what_numpy_gives() -> None:
             np.testing.assert_array_equal(y.sum(1, reproducible=True).full_array(), x.sum(1))
         with pytest.raises(FloatingPointError), np.errstate(invalid="raise", over="ignore"):
             y.sum(1, reproducible=True)
+        with np.errstate(invalid="raise", over="ignore"):  # of one infinity nothing is invalid
+            assert float(y[0].sum(reproducible=True)) == np.inf
+            assert float(y[3].mean(reproducible=True)) == -np.inf
 
     simulate(3, program)
 
