@@ -29,6 +29,10 @@ _GLOBAL_RANDOM = {
 }
 
 INSTEAD = {
+    **{
+        name: f"da.map_blocks(np.{name}.upper, x), and so on: blocks are of text"
+        for name in ("strings", "char")
+    },
     **dict.fromkeys(("savez", "savez_compressed"), "da.save for each array, or da.checkpoint.save"),
     **dict.fromkeys(
         ("loadtxt", "genfromtxt", "fromregex", "fromiter", "fromstring", "frombuffer"),
