@@ -1,8 +1,8 @@
 """Factorizations of one matrix that is cut over its rows, float64.
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.factorizations``. Square matrices have
-4096 rows, the tall one 4 Mi of 32 columns. The baseline is NumPy in one process, which has all of
-the matrix, while the others wait.
+4096 rows, tall ones 4 Mi or 1 Mi of 32 columns. The baseline is NumPy in one process, which has all
+of the matrix, while the others wait.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ SHAPES = {
     "cholesky": (4096, 4096),
     "solve": (4096, 4096),
     "qr": (4 << 20, 32),
+    "svd": (1 << 20, 32),
     "qr, square": (4096, 4096),
 }
 QUICK = {
     "cholesky": (1100, 1100),
     "solve": (1100, 1100),
     "qr": (4096, 32),
+    "svd": (4096, 32),
     "qr, square": (1100, 1100),
 }
 """More than 8 MiB where they are square, so that they are factorized in tiles as well."""
@@ -68,6 +70,8 @@ def _measure(comm: MPI.Comm, name: str, shape: tuple[int, int], repeats: int) ->
 def _factorize(library: ModuleType, name: str, x: Any, right: Any) -> Any:
     if name == "solve":
         return library.linalg.solve(x, right)
+    if name == "svd":
+        return library.linalg.svd(x, full_matrices=False)
     return getattr(library.linalg, name.partition(",")[0])(x)
 
 
@@ -76,6 +80,8 @@ def _check(name: str, x: Any, right: Any, result: Any) -> None:
     wanted = right if name == "solve" else x
     if name == "solve":
         found = x @ result
+    elif name == "svd":
+        found = (result.U * result.S) @ result.Vh
     else:
         found = result @ result.T if name == "cholesky" else result.Q @ result.R
     if float(da.linalg.norm(found - wanted)) > 1e-9 * float(da.linalg.norm(x)):
