@@ -73,6 +73,10 @@ class ArgumentTypeError(DistArrayError, TypeError):
     """An argument of a type the function does not accept."""
 
 
+class MissingPackageError(DistArrayError, ModuleNotFoundError):
+    """An optional package that a function needs is not installed."""
+
+
 class DeviceError(DistArrayError, RuntimeError):
     """A device that is missing, or operands on different devices."""
 

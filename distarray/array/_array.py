@@ -315,7 +315,7 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
             If there are not one axis or two.
         DeviceError
             If the blocks are on GPUs.
-        ModuleNotFoundError
+        MissingPackageError
             If petsc4py is not installed.
 
         Notes

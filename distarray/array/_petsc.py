@@ -17,6 +17,7 @@ from distarray.errors import (
     DeviceError,
     DTypeError,
     MeshError,
+    MissingPackageError,
     PlacementError,
     ShapeError,
 )
@@ -82,7 +83,7 @@ def from_petsc(x: Any, mesh: Any = None) -> Any:
         If `x` is neither.
     MeshError
         If the mesh has other processes, or in another order.
-    ModuleNotFoundError
+    MissingPackageError
         If petsc4py is not installed.
 
     Notes
@@ -97,6 +98,7 @@ def from_petsc(x: Any, mesh: Any = None) -> Any:
     >>> from petsc4py import PETSc  # doctest: +SKIP
     >>> x = da.from_petsc(PETSc.Vec().createMPI(10))  # doctest: +SKIP
     """
+    mesh = choose_mesh(mesh)
     petsc = _petsc()
     if isinstance(x, petsc.Mat) and x.getType() in ("dense", "seqdense", "mpidense"):
         shape, read = tuple(x.getSize()), x.getDenseArray
@@ -108,7 +110,6 @@ def from_petsc(x: Any, mesh: Any = None) -> Any:
             f"from_petsc takes a Vec or a dense Mat, not {describe(x)}{kind}; x.convert('dense') "
             "makes one of a sparse Mat"
         )
-    mesh = choose_mesh(mesh)
     if mesh.coordinate is None:
         raise MeshError(f"from_petsc: this process is not in {mesh}; pass mesh= of those of x")
     compare = importlib.import_module("mpi4py.MPI")
@@ -129,7 +130,7 @@ def _petsc() -> Any:
     try:
         return importlib.import_module("petsc4py.PETSc")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise MissingPackageError(
             "to_petsc and from_petsc need petsc4py, built for the MPI of mpi4py: pip install "
             "petsc petsc4py"
         ) from error

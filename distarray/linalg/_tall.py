@@ -1,24 +1,37 @@
-"""Factorizations of tall matrices whose rows are cut, which send triangles and no rows (TSQR).
+"""Factorizations of tall matrices whose rows are cut, which send triangles and no rows.
 
-Each process factorizes its rows, all of them get all triangles and factorize these, and each takes
-its rows of the product: one round of the algorithm of Demmel, Grigori, Hoemmen and Langou,
+TSQR: each process factorizes its rows, all of them get all triangles and factorize these, and each
+takes its rows of the product: one round of the algorithm of Demmel, Grigori, Hoemmen and Langou,
 "Communication-optimal parallel and sequential QR and LU factorizations" (2012).
+
+CholeskyQR2: the Cholesky factor of the columns' products, which are added up over all processes, is
+the triangle, and once more of what that makes of the matrix. It is as accurate where the condition
+is small (Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, "Roundoff error analysis of the CholeskyQR2
+algorithm", 2015), and reads rows as matrix products do. Large matrices of such a condition, which
+the first triangle tells all processes alike, are factorized so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
-from typing import Any
+from math import prod, sqrt
+from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend, gather_states, token
+from distarray.comm import _backend, _memory, gather_states, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout, Replicate, Shard
+from distarray.linalg._kernels import solve_triangle
 from distarray.ops import REPLICATED_BYTES, raise_alike
 from distarray.typing import Buffer
+
+_CHOLESKY_BYTES: Final = 1 << 20
+"""Bytes of a block, on average, from which columns are multiplied before rows are factorized."""
+
+_PIECE: Final = 1 << 16
+"""Items of rows that are multiplied, or divided by a triangle, while they are in a core's cache."""
 
 
 def is_tall(layout: Layout) -> bool:
@@ -46,7 +59,14 @@ def _spec(_op: Op, call: Call) -> Layouts:
         boundaries=(source.boundaries or {})
         | {source.ndim - 2: tuple(int(n) for n in np.cumsum([0, *heights]))},
     )
-    return Layouts((source,), source, ((triangles, _with_whole(triangles, source.ndim - 2), True),))
+    sent = triangles, _with_whole(triangles, source.ndim - 2), True
+    return Layouts((source,), source, (sent,) * (3 if _is_long(source, call.dtypes[0]) else 1))
+
+
+def _is_long(source: Layout, dtype: Any) -> bool:
+    """Tell whether the columns of a matrix are multiplied first: in double precision alone."""
+    nbytes = source.size // source.partition(0).count * dtype.itemsize
+    return source.ndim == 2 and dtype.char in "dD" and nbytes >= _CHOLESKY_BYTES
 
 
 def _heights(source: Layout) -> list[int]:
@@ -98,12 +118,27 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
     has_columns = kind in ("qr", "svd")
     options: dict[str, Any] = {"full_matrices": False} if has_columns else {"compute_uv": False}
     decompose = raise_alike(partial(np.linalg.svd, **options), name, step.outputs[-1])
+    is_long = _is_long(source, step.call.dtypes[0])
+
+    def add_up(part: np.ndarray, turn: int) -> np.ndarray:
+        told = gather_states(comm, part.reshape(-1).view(np.uint8), number + turn, step)
+        total: np.ndarray = told.view(part.dtype).reshape(comm.size, *part.shape).sum(axis=0)
+        return total
 
     def function(block: Buffer) -> Any:
         q: np.ndarray
         r: np.ndarray
         rows = _backend.to_host(block)
         columns = rows.shape[-1]
+        found = _by_cholesky(rows, source.shape[0], add_up) if is_long else None
+        if found is not None:
+            q, r = found
+            if kind in ("qr", "r"):
+                return _on(block, *((q, r) if kind == "qr" else (r,)))
+            if kind == "values":
+                return _on(block, decompose(r))
+            inner, s, vh = decompose(r)
+            return _on(block, q @ inner, s, vh)
         q, r = np.linalg.qr(rows) if has_columns else (rows, _triangle(rows))
         own = np.zeros((*r.shape[:-2], columns, columns), r.dtype)
         own[..., : r.shape[-2], :] = r
@@ -121,6 +156,41 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
         return _on(block, q @ inner[..., own_rows, :], s, vh)
 
     return function
+
+
+def _by_cholesky(
+    rows: np.ndarray, height: int, add_up: Callable[[np.ndarray, int], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return this process's rows of the factor, and the triangle; None if its condition is large.
+
+    `height` is that of the whole matrix, and `add_up` adds up what all processes have.
+    """
+    count, columns = rows.shape
+    precision = np.finfo(rows.dtype).eps / 2
+    condition = 1 / (8 * sqrt((height + columns + 1) * columns * precision))
+    step = max(_PIECE // columns, columns)
+    pieces = [slice(start, start + step) for start in range(0, count, step)]
+    products = np.zeros((columns, columns), rows.dtype)
+    try:
+        with np.errstate(all="ignore"):
+            for piece in pieces:
+                products += rows[piece].conj().T @ rows[piece]
+            first = np.linalg.cholesky(add_up(products, 1)).conj().T
+            if not np.linalg.cond(first) <= condition:
+                return None
+            q: np.ndarray = _memory.empty(rows.shape, rows.dtype)
+            products[...] = 0
+            for piece in pieces:
+                part = q[piece]
+                part[...] = rows[piece]
+                solve_triangle(first.T, part.T, lower=True)
+                products += part.conj().T @ part
+            second = np.linalg.cholesky(add_up(products, 2)).conj().T
+            for piece in pieces:
+                solve_triangle(second.T, q[piece].T, lower=True)
+    except np.linalg.LinAlgError:  # of what all processes have alike
+        return None
+    return q, second @ first
 
 
 def _triangle(x: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from distarray.comm import CommLog
 from distarray.errors import ImplicitCommunicationError
 from distarray.linalg import _tall
 from distarray.linalg._tall import is_tall
+from distarray.testing import simulate
 from tests.array.strategies import Case, cases, on_ranks
 
 DTYPES = (np.float64, np.float32, np.complex128, np.int32)
@@ -140,3 +141,57 @@ def test_few_rows_and_large_triangles_go_another_way(monkeypatch: pytest.MonkeyP
     assert on_ranks(program) == [(True, False, False)] * 4
     monkeypatch.setattr(_tall, "REPLICATED_BYTES", 512)
     assert on_ranks(program) == [(False, False, False)] * 4
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("power", [0, 2, 3, 8, 15])
+@pytest.mark.parametrize("scale", [1.0, 1e200, 1e-200])
+def test_long_matrices_are_factorized_by_condition(
+    monkeypatch: pytest.MonkeyPatch, dtype: type, power: int, scale: float
+) -> None:
+    """By products of columns where these keep all digits, and as before where they do not."""
+    monkeypatch.setattr(_tall, "_CHOLESKY_BYTES", 0)
+    rng = np.random.default_rng(power)
+    x = rng.normal(size=(401, 6)).astype(dtype)
+    if np.dtype(dtype).kind == "c":
+        x += 1j * rng.normal(size=x.shape)
+    u, _, vh = np.linalg.svd(x, full_matrices=False)
+    values = np.logspace(0, -power, 6) * scale
+    x = (u * values) @ vh
+
+    def program() -> None:
+        a = da.distribute_array(x, da.init_device_mesh((3,)), [da.Shard(0)], src=None)
+        with CommLog() as log:
+            q, r = da.linalg.qr(a)
+        assert log.count() == 2  # of products twice, or once and of triangles
+        whole, triangle = q.full_array(), r.full_array()
+        if power < 6 and scale == 1:
+            assert (triangle.diagonal().real > 0).all(), "as Cholesky factors have it"
+        np.testing.assert_allclose(whole.conj().T @ whole, np.eye(6), atol=1e-14)
+        np.testing.assert_allclose(whole @ triangle, x, atol=4e-15 * scale)
+        np.testing.assert_array_equal(triangle, np.triu(triangle))
+        np.testing.assert_allclose(da.linalg.svdvals(a).full_array(), values, atol=4e-15 * scale)
+        left, found, right = da.linalg.svd(a, full_matrices=False)
+        product = (left.full_array() * found.full_array()) @ right.full_array()
+        np.testing.assert_allclose(product, x, atol=6e-15 * scale)
+        only = da.linalg.qr(a, mode="r").full_array()
+        np.testing.assert_allclose(abs(only), abs(triangle), atol=1e-14 * scale)
+
+    simulate(3, program)
+
+
+def test_long_matrices_with_blocks_of_few_or_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tall, "_CHOLESKY_BYTES", 0)
+    x = np.random.default_rng(0).normal(size=(90, 5))
+    mesh = da.AbstractMesh((4,))
+    layout = da.Layout(mesh, [da.Shard(0)], x.shape, boundaries={0: (0, 2, 2, 88, 90)})
+
+    def program() -> None:
+        a = da.distribute_array(x, da.init_device_mesh((4,)), [da.Shard(0)], src=None)
+        a = a.redistribute(layout.placements, boundaries={0: layout.boundaries[0]})
+        q, r = da.linalg.qr(a)
+        assert q.layout.boundaries == a.layout.boundaries
+        np.testing.assert_allclose(q.full_array() @ r.full_array(), x, atol=1e-14)
+        np.testing.assert_allclose((q.T @ q).full_array(), np.eye(5), atol=1e-14)
+
+    on_ranks(program)

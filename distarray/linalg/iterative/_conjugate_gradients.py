@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distarray.linalg.iterative._operators import System, read_count, read_tolerance
+from distarray.linalg.iterative._operators import (
+    System,
+    check_callback,
+    read_count,
+    read_tolerance,
+)
 from distarray.linalg.iterative._vectors import is_finite, square_of
 
 Callback = Callable[[Any], Any]
 
 
 def _read(
-    name: str, A: Any, b: Any, x0: Any, M: Any, rtol: Any, atol: Any, maxiter: Any
+    name: str, A: Any, b: Any, x0: Any, M: Any, rtol: Any, atol: Any, maxiter: Any, callback: Any
 ) -> tuple[System, int, int | None]:
     """Return the system, the largest number of iterations, and what to say if none is needed."""
     rtol, atol = read_tolerance(name, "rtol", rtol), read_tolerance(name, "atol", atol)
+    check_callback(name, callback)
     system = System(name, A, b, x0, M)
     limit = read_count(name, "maxiter", maxiter, 10 * system.space.size)
     return system, limit, system.begin(rtol, atol)
@@ -90,7 +96,7 @@ def cg(
     >>> print(x, info)
     [3. 4. 5.] 0
     """
-    system, limit, info = _read("cg", A, b, x0, M, rtol, atol, maxiter)
+    system, limit, info = _read("cg", A, b, x0, M, rtol, atol, maxiter, callback)
     if info is not None:
         return system.result(info)
     space, x, r, enough = system.space, system.x, system.r, system.enough**2
@@ -179,7 +185,7 @@ def bicgstab(
     >>> print(x, info)
     [3. 4. 5.] 0
     """
-    system, limit, info = _read("bicgstab", A, b, x0, M, rtol, atol, maxiter)
+    system, limit, info = _read("bicgstab", A, b, x0, M, rtol, atol, maxiter, callback)
     if info is not None:
         return system.result(info)
     space, x, r, enough = system.space, system.x, system.r, system.enough**2

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import default_mesh, default_placements
-from distarray.core import BaseArray, check_distributed, describe, new_array, replicated_layout
+from distarray.core import BaseArray, check_distributed, check_flag, new_array, replicated_layout
 from distarray.errors import ArgumentError, LinAlgError, ShapeError
 from distarray.layout import Layout
 from distarray.linalg._factorizations import svd
@@ -15,8 +15,11 @@ from distarray.linalg.iterative._basis import Basis
 from distarray.linalg.iterative._operators import (
     Map,
     Operator,
+    check_callback,
+    read_choice,
     read_count,
     read_operator,
+    read_real,
     read_tolerance,
     refuse,
     vector_dtype,
@@ -136,6 +139,7 @@ def power_iteration(
     (3.0, 0)
     """
     rtol = read_tolerance("power_iteration", "rtol", rtol)
+    check_callback("power_iteration", callback)
     operator = read_operator("power_iteration", "A", A)
     length = None if operator.shape is None else operator.shape[1]
     space, block, _ = _begin("power_iteration", operator, A, v0, rng, length)
@@ -250,13 +254,13 @@ def eigsh(
     """
     refuse(
         "eigsh",
-        {"M": M, "Minv": Minv, "mode": None if mode == "normal" else mode},
+        {"M": M, "Minv": Minv},
         "it finds eigenvalues of A alone; pass L^-1 A L^-H for those of (A, L L^H)",
     )
-    if which not in ("LM", "SM", "LA", "SA", "BE"):
-        raise ArgumentError(
-            f"eigsh(which={describe(which)}): must be 'LM', 'SM', 'LA', 'SA' or 'BE'"
-        )
+    read_choice("eigsh", "mode", mode, ("normal",))
+    read_choice("eigsh", "which", which, ("LM", "SM", "LA", "SA", "BE"))
+    check_flag("eigsh", "return_eigenvectors", return_eigenvectors)
+    sigma = None if sigma is None else read_real("eigsh", "sigma", sigma)
     if (sigma is None) != (OPinv is None):
         raise ArgumentError(
             "eigsh takes sigma= and OPinv=, the inverse of A - sigma, together; that may solve by "
@@ -415,16 +419,9 @@ def svds(
     [29. 30.] (30, 2) (2, 30)
     """
     refuse("svds", {"options": options}, "none of its solvers is here but eigsh")
-    if solver != "arpack" or which not in ("LM", "SM"):
-        raise ArgumentError(
-            f"svds(which={describe(which)}, solver={describe(solver)}): which must be 'LM' or "
-            "'SM', and solver 'arpack'"
-        )
-    if return_singular_vectors not in (True, False):
-        raise ArgumentError(
-            f"svds(return_singular_vectors={describe(return_singular_vectors)}): must be True or "
-            "False"
-        )
+    read_choice("svds", "solver", solver, ("arpack",))
+    read_choice("svds", "which", which, ("LM", "SM"))
+    check_flag("svds", "return_singular_vectors", return_singular_vectors)
     operator = read_operator("svds", "A", A)
     if operator.rmatvec is None or operator.shape is None:
         raise ArgumentError(

@@ -14,6 +14,7 @@ from distarray.linalg.iterative._operators import (
     Map,
     read_count,
     read_operator,
+    read_real,
     read_tolerance,
     refuse,
     vector_dtype,
@@ -102,7 +103,7 @@ def lsqr(
     [3. 2.] 2
     """
     refuse("lsqr", {"show": show}, "its results tell what happened")
-    damp = float(damp)
+    damp = read_real("lsqr", "damp", damp)
     atol, btol = read_tolerance("lsqr", "atol", atol), read_tolerance("lsqr", "btol", btol)
     conlim = read_tolerance("lsqr", "conlim", conlim)
     layout = check_distributed("lsqr", b)._layout.without_partial()

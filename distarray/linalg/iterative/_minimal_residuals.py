@@ -6,10 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from distarray.core import describe
-from distarray.errors import ArgumentError, LinAlgError
+from distarray.errors import LinAlgError
 from distarray.linalg.iterative._basis import Basis
-from distarray.linalg.iterative._operators import System, read_count, read_tolerance, refuse
+from distarray.linalg.iterative._operators import (
+    System,
+    check_callback,
+    read_choice,
+    read_count,
+    read_real,
+    read_tolerance,
+    refuse,
+)
 from distarray.linalg.iterative._vectors import is_finite, size_of, square_of
 
 _RESTART: Final = 20
@@ -82,10 +89,8 @@ def gmres(
     >>> print(x, info)
     [3. 4. 5.] 0
     """
-    if callback_type not in (None, "pr_norm", "x"):
-        raise ArgumentError(
-            f"gmres(callback_type={describe(callback_type)}): must be 'pr_norm' or 'x'"
-        )
+    read_choice("gmres", "callback_type", callback_type, (None, "pr_norm", "x"))
+    check_callback("gmres", callback)
     rtol, atol = read_tolerance("gmres", "rtol", rtol), read_tolerance("gmres", "atol", atol)
     restart = read_count("gmres", "restart", restart, _RESTART, 1)
     system = System("gmres", A, b, x0, M)
@@ -242,7 +247,8 @@ def minres(
     [-3. -4. -5.] 0
     """
     refuse("minres", {"show": show, "check": check}, "watch it by callback=")
-    rtol, shift = read_tolerance("minres", "rtol", rtol), float(shift)
+    rtol, shift = read_tolerance("minres", "rtol", rtol), read_real("minres", "shift", shift)
+    check_callback("minres", callback)
     system = System("minres", A, b, x0, M)
     space, x, precondition = system.space, system.x, system.precondition
     limit = read_count("minres", "maxiter", maxiter, 5 * space.size)

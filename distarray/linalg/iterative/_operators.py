@@ -192,10 +192,50 @@ def read_tolerance(name: str, key: str, value: Any) -> float:
     ArgumentError
         If it is negative, or NaN.
     """
-    found = check_number(name, key, value)
-    if isinstance(found, complex) or not found >= 0:
+    found = read_real(name, key, value)
+    if not found >= 0:
         raise ArgumentError(f"{name}({key}={value!r}): must be 0 or more")
+    return found
+
+
+def read_real(name: str, key: str, value: Any) -> float:
+    """Return a real number.
+
+    Raises
+    ------
+    ArgumentError
+        If it is complex.
+    """
+    found = check_number(name, key, value)
+    if isinstance(found, (complex, np.complexfloating)):
+        raise ArgumentError(f"{name}({key}={value!r}): must be real")
     return float(found)
+
+
+def read_choice(name: str, key: str, value: Any, among: tuple[Any, ...]) -> Any:
+    """Return one of some words, or None.
+
+    Raises
+    ------
+    ArgumentError
+        If it is another one.
+    """
+    if isinstance(value, str | None) and value in among:
+        return value
+    known = " or ".join(repr(one) for one in among if one is not None)
+    raise ArgumentError(f"{name}({key}={describe(value)}): must be {known}")
+
+
+def check_callback(name: str, value: Any) -> None:
+    """Check what is called after each iteration.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it cannot be.
+    """
+    if value is not None and not callable(value):
+        raise ArgumentTypeError(f"{name}(callback={describe(value)}): must be a function")
 
 
 def read_count(name: str, key: str, value: Any, default: int, least: int = 0) -> int:
