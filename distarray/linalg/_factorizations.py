@@ -155,7 +155,9 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     -----
     Distribution: as for `cholesky`. But where rows are cut, and blocks have as many of them as
     there are columns, the processes along the cut get each other's triangles, n x n, and no row:
-    TSQR (Demmel, Grigori, Hoemmen, Langou 2012). Peak memory: twice the block of `Q`, and triangles
+    TSQR (Demmel, Grigori, Hoemmen, Langou 2012). Of blocks of 1 MiB or more, in double precision,
+    it is products of columns that are added up, twice, where the first ones tell that the condition
+    is small: CholeskyQR2 (Yamamoto et al. 2015). Peak memory: twice the block of `Q`, and triangles
     of up to 128 MiB.
 
     Any other matrix of more than 8 MiB that is cut is factorized in tiles of a block-cyclic
