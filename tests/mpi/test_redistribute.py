@@ -100,9 +100,12 @@ def layouts(rng, mesh, shape, op):
 
 
 def gathered(comm, local, layout):
-    """Return the global value, put together by plain MPI from the blocks (Partial reduced)."""
+    """Return the global value, put together by plain MPI from the blocks (Partial reduced).
+
+    What several ranks hold all of them must hold alike.
+    """
     pieces = comm.allgather((layout.mesh.coordinate, local))
-    total = {}
+    total, known = {}, {}
     for coordinate, piece in pieces:
         if coordinate is None:
             assert piece.size == 0
@@ -111,7 +114,10 @@ def gathered(comm, local, layout):
         whole = total.setdefault(key, np.empty(layout.shape, local.dtype))
         box = layout.local_box(coordinate)
         assert piece.shape == tuple(b - a for a, b in box)
-        whole[tuple(slice(a, b) for a, b in box)] = piece
+        part = (*(slice(a, b) for a, b in box), ...)  # a view also without axes
+        filled = known.setdefault(key, np.zeros(layout.shape, np.bool_))[part]
+        np.testing.assert_array_equal(piece[filled], whole[part][filled])
+        whole[part], filled[...] = piece, True
     values = np.stack([total[key] for key in sorted(total)])
     if not layout.has_partial:
         return values[0]
