@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -36,11 +36,11 @@ _ITEM: Final = 8
 
 _R, _P, _S0, _S1 = Replicate(), Partial(), Shard(0), Shard(1)
 _MOVES: Final[dict[str, tuple[tuple[Placement, Placement], tuple[Placement, Placement] | None]]] = {
+    "exchange": ((_S0, _R), (_S0, _S1)),
+    "reduce": ((_P, _S0), (_P, _S1)),
     "cut": ((_R, _S0), (_R, _S1)),
     "fill": ((_S0, _P), (_S1, _P)),
     "keep": ((_R, _P), None),
-    "exchange": ((_S0, _R), (_S0, _S1)),
-    "reduce": ((_P, _S0), (_P, _S1)),
     "all_reduce": ((_P, _R), None),
 }
 """Of whole blocks, and in runs, for each kind of step."""
@@ -73,22 +73,14 @@ def measure(mesh: DeviceMesh, is_new: bool = False) -> MeasuredModel:
     three blocks of 64 MiB on each rank; on a node that is new to the kernels, a minute.
     """
     is_new = bool(mesh.communicator().all_reduce(np.array([is_new]), "any")[0])
-    exchange, reduce = (_grid(mesh, kind, is_new) for kind in ("exchange", "reduce"))
-    cut, fill, keep, all_reduce = (
-        _grid(mesh, kind) for kind in ("cut", "fill", "keep", "all_reduce")
-    )
-    return MeasuredModel(
-        ranks=mesh.size,
-        cut=cut,
-        fill=fill,
-        keep=keep,
-        exchange=exchange,
-        reduce=reduce,
-        all_reduce=all_reduce,
-    )
+    # The first two run all kernels.
+    grids: dict[str, Any] = {
+        kind: _grid(mesh, kind, is_new and i < 2) for i, kind in enumerate(_MOVES)
+    }
+    return MeasuredModel(ranks=mesh.size, **grids)
 
 
-def _grid(mesh: DeviceMesh, kind: str, is_new: bool = False) -> Grid:
+def _grid(mesh: DeviceMesh, kind: str, is_new: bool) -> Grid:
     """Measure the moves of a kind, in runs and of whole blocks; collective."""
     whole, in_runs = _MOVES[kind]
     curves = []

@@ -13,6 +13,7 @@ the first triangle tells all processes alike, are factorized so.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from math import prod, sqrt
@@ -128,12 +129,20 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
         total: np.ndarray = told.view(part.dtype).reshape(comm.size, *part.shape).sum(axis=0)
         return total
 
+    def choose(products: np.ndarray) -> np.ndarray | None:
+        # By one process, whose rounding is that of all: processors of other kinds have others.
+        told = np.full_like(products, np.nan)
+        if comm.rank == 0:
+            told[...] = _well_conditioned(products, source.shape[0])
+        comm.broadcast(told, 0)
+        return None if np.isnan(told[0, 0]) else told
+
     def function(block: Buffer) -> Any:
         q: np.ndarray
         r: np.ndarray
         rows = _backend.to_host(block)
         columns = rows.shape[-1]
-        found = _by_cholesky(rows, source.shape[0], add_up) if is_long else None
+        found = _by_cholesky(rows, add_up, choose, has_columns) if is_long else None
         if found is not None:
             q, r = found
             if kind in ("qr", "r"):
@@ -161,38 +170,52 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
     return function
 
 
+def _well_conditioned(products: np.ndarray, height: int) -> Any:
+    """Return the triangle of products of the columns of a matrix; NaN if its condition is large.
+
+    `height` is that of the matrix.
+    """
+    columns = len(products)
+    precision = np.finfo(products.dtype).eps / 2
+    condition = 1 / (8 * sqrt((height + columns + 1) * columns * precision))
+    with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
+        found = np.linalg.cholesky(products).conj().T
+        if np.linalg.cond(found) <= condition:
+            return found
+    return np.nan
+
+
 def _by_cholesky(
-    rows: np.ndarray, height: int, add_up: Callable[[np.ndarray, int], np.ndarray]
+    rows: np.ndarray,
+    add_up: Callable[[np.ndarray, int], np.ndarray],
+    choose: Callable[[np.ndarray], np.ndarray | None],
+    has_columns: bool,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return this process's rows of the factor, and the triangle; None if its condition is large.
 
-    `height` is that of the whole matrix, and `add_up` adds up what all processes have.
+    `add_up` adds up what all processes have, and `choose` gives the first triangle. Without
+    `has_columns` the factor is not finished.
     """
     count, columns = rows.shape
-    precision = np.finfo(rows.dtype).eps / 2
-    condition = 1 / (8 * sqrt((height + columns + 1) * columns * precision))
     step = max(_PIECE // columns, columns)
     pieces = [slice(start, start + step) for start in range(0, count, step)]
     products = np.zeros((columns, columns), rows.dtype)
-    try:
-        with np.errstate(all="ignore"):
-            for piece in pieces:
-                products += rows[piece].conj().T @ rows[piece]
-            first = np.linalg.cholesky(add_up(products, 1)).conj().T
-            if not np.linalg.cond(first) <= condition:
-                return None
-            q: np.ndarray = _memory.empty(rows.shape, rows.dtype)
-            products[...] = 0
-            for piece in pieces:
-                part = q[piece]
-                part[...] = rows[piece]
-                solve_triangle(first.T, part.T, lower=True)
-                products += part.conj().T @ part
-            second = np.linalg.cholesky(add_up(products, 2)).conj().T
-            for piece in pieces:
-                solve_triangle(second.T, q[piece].T, lower=True)
-    except np.linalg.LinAlgError:  # of what all processes have alike
-        return None
+    with np.errstate(all="ignore"):
+        for piece in pieces:
+            products += rows[piece].conj().T @ rows[piece]
+        first = choose(add_up(products, 1))
+        if first is None:
+            return None
+        q: np.ndarray = _memory.empty(rows.shape, rows.dtype)
+        products[...] = 0
+        for piece in pieces:
+            part = q[piece]
+            part[...] = rows[piece]
+            solve_triangle(first.T, part.T, lower=True)
+            products += part.conj().T @ part
+        second = np.linalg.cholesky(add_up(products, 2)).conj().T  # near 1: it has one
+    for piece in pieces if has_columns else ():
+        solve_triangle(second.T, q[piece].T, lower=True)
     return q, second @ first
 
 

@@ -43,16 +43,8 @@ def _kept() -> dict[int, MeasuredModel]:
     for ranks, kept in load_measured(_FILE).items():
         # What another version has kept is left alone.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            cut, fill, keep, exchange, reduce, all_reduce = (_grid(kept[name]) for name in _GRIDS)
-            found[int(ranks)] = MeasuredModel(
-                ranks=int(ranks),
-                cut=cut,
-                fill=fill,
-                keep=keep,
-                exchange=exchange,
-                reduce=reduce,
-                all_reduce=all_reduce,
-            )
+            grids: dict[str, Any] = {name: _grid(kept[name]) for name in _GRIDS}
+            found[int(ranks)] = MeasuredModel(ranks=int(ranks), **grids)
     return found
 
 

@@ -111,11 +111,9 @@ class Arena:
         size = _size_class(nbytes)
         with self._lock:
             self._collect()
-            offset, held = self._take_idle(size), size
-            if offset is None and (larger := self._larger_idle(size)):
-                offset, held = self._take_idle(larger), larger
-            if offset is None:
-                offset = self._fresh(size, nbytes)
+            idle = self._idle_size(size)
+            held = idle or size
+            offset = self._take_idle(idle) if idle else self._fresh(size, nbytes)
             if offset is None:
                 return None
             self._in_use += size
@@ -156,24 +154,22 @@ class Arena:
             live = {o: s for o, s in self._idle_order if self._idle_at.get(o) == s}
             self._idle_order = deque(live.items())
 
-    def _take_idle(self, size: int) -> int | None:
-        """Return a stretch of this size with warm pages, if there is one."""
-        offsets = self._idle.get(size)
-        if not offsets:
-            return None
-        offset = offsets.pop()
+    def _idle_size(self, size: int) -> int:
+        """Return the size of an idle stretch that serves for one of `size`; 0 if there is none.
+
+        This one, or the smallest of up to twice as much: so what becomes smaller from step to
+        step, as the panels of a factorization, leaves no stretch of each size behind.
+        """
+        if self._idle.get(size):
+            return size
+        sizes = (s for s, offsets in self._idle.items() if offsets and size < s <= 2 * size)
+        return min(sizes, default=0)
+
+    def _take_idle(self, size: int) -> int:
+        offset = self._idle[size].pop()
         del self._idle_at[offset]
         self._idle_bytes -= size
         return offset
-
-    def _larger_idle(self, size: int) -> int:
-        """Return the smallest size of which a stretch is idle, up to twice as much, or 0.
-
-        So what becomes smaller from step to step, as the panels of a factorization, leaves no
-        stretch of each size behind.
-        """
-        sizes = (s for s, offsets in self._idle.items() if offsets and size < s <= 2 * size)
-        return min(sizes, default=0)
 
     def _trim(self, keep: int) -> None:
         while self._idle_bytes > keep and self._idle_order:
