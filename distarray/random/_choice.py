@@ -17,6 +17,8 @@ from distarray.typing import Shape
 
 _UNITS: Final = 2.0**62
 """Into so many units the weights of a choice are cut, of which int64 holds the sums."""
+_SCALE: Final = 2.0**600
+"""Times this all probabilities above 0, the least double too, have quotients that are finite."""
 _NEAR: Final = np.finfo(np.float64).eps ** 0.5
 """How near to 1 NumPy wants the sum of the weights."""
 
@@ -58,7 +60,7 @@ class Choices(Shuffling):
         shuffle : bool
             Taken for NumPy's sake: what is chosen is in random order in any case.
         mesh, placements
-            As for `random`.
+            As for `random`; beside a DistArray its mesh without them.
 
         Returns
         -------
@@ -108,8 +110,9 @@ class Choices(Shuffling):
                 f"choice(replace=False) of size={size} among {count}: at most these can be chosen; "
                 "pass replace=True for more"
             )
-        if isinstance(a, BaseArray) and mesh is None:
-            mesh = a._layout.mesh
+        if mesh is None:
+            near = (a,) if size is None else (a, p)  # one number lies nowhere
+            mesh = next((x._layout.mesh for x in near if isinstance(x, BaseArray)), None)
         where = {"mesh": mesh, "placements": placements if of_numbers else None}
         if p is not None:
             found = self._weighted(count, p, shape, replace or wanted < 2, where)
@@ -131,9 +134,10 @@ class Choices(Shuffling):
         if p.shape != (count,):
             raise ShapeError(f"choice(p=) has shape {p.shape} and must have {(count,)}")
         total = float(p.sum())
-        if count and not (float(p.min()) >= 0 and abs(total - 1) <= _NEAR):
+        least = float(p.min()) if count else 0.0
+        if not (least >= 0 and abs(total - 1) <= _NEAR):
             raise ArgumentError(
-                f"choice(p=) has a sum of {total!r} and {float(p.min())!r} as its least item; "
+                f"choice(p=) has a sum of {total!r} and {least!r} as its least item; "
                 "probabilities are 0 or more, and their sum is 1: pass p / p.sum()"
             )
         if replace:
@@ -155,7 +159,7 @@ class Choices(Shuffling):
             placements=layout.without_partial().placements if layout else None,
         )
         with np.errstate(divide="ignore", invalid="ignore"):  # those that cannot be chosen are last
-            order = argsort(keys / p)
+            order = argsort(keys / (p * _SCALE))
         return _of_layout(order[:wanted].reshape(shape), shape, where)
 
 

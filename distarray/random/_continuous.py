@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.random._counts import poisson
+from distarray.random._counts import events, poisson
 from distarray.random._formulas import cosine_and_sine, logarithm
 from distarray.random._streams import Items, choose, reject
 
@@ -33,6 +33,7 @@ def gamma_parts(items: Items, a: Any) -> _Pair:
 
     Of shapes below 1, g is one of a + 1, and l the logarithm of a uniform number over a.
     """
+    a = a + 0.0  # of -0.0 a quotient would have the wrong sign
     small = a < 1
     d = np.where(small, a + 1, a)[()] - 1 / 3
     g = reject(items, _propose_gamma, d, 1 / np.sqrt(9 * d))
@@ -81,7 +82,9 @@ def chisquare(items: Items, df: Any) -> Any:
 
 
 def f(items: Items, dfnum: Any, dfden: Any) -> Any:
-    return _ratio(items, items.part(1), dfnum / 2, dfden / 2) * (dfden / dfnum)
+    # Of tiny degrees the ratio is 0, and is not to meet an infinity.
+    scale = np.minimum(dfden / dfnum, np.finfo(float).max)
+    return _ratio(items, items.part(1), dfnum / 2, dfden / 2) * scale
 
 
 def standard_t(items: Items, df: Any) -> Any:
@@ -100,7 +103,7 @@ def _shifted_square(items: Items, df: Any, nonc: Any) -> Any:
 
 def _mixed_chisquare(items: Items, df: Any, nonc: Any) -> Any:
     """Return variates of df + 2k degrees of freedom, k a Poisson one of mean nonc / 2."""
-    return chisquare(items, df + 2 * poisson(items.part(1), nonc / 2))
+    return chisquare(items, df + 2 * events(items.part(1), nonc / 2))
 
 
 def noncentral_f(items: Items, dfnum: Any, dfden: Any, nonc: Any) -> Any:
@@ -116,7 +119,7 @@ def wald(items: Items, mean: Any, scale: Any) -> Any:
     """
     z = items.normal(0)
     w = mean / (2 * scale) * z * z
-    root = 1 + w + np.sqrt(w * (w + 2))
+    root = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # the square of w may overflow
     smaller = items.uniform(1) * (1 + 1 / root) <= 1
     return np.where(smaller, mean / root, mean * root)
 
@@ -137,7 +140,8 @@ _NARROW: Final = 1e6
 
 def vonmises(items: Items, mu: Any, kappa: Any) -> Any:
     angle = mu + choose(items, kappa > _NARROW, _normal_angle, _any_angle, kappa)
-    size = np.fmod(np.abs(angle) + np.pi, 2 * np.pi) - np.pi
+    size = np.abs(angle)
+    size = np.where(size > np.pi, np.fmod(size + np.pi, 2 * np.pi) - np.pi, size)
     return np.where(angle < 0, -size, size)
 
 

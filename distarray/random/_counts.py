@@ -132,6 +132,11 @@ def _transformed_rejection(
 
 
 def poisson(items: Items, lam: Any) -> Any:
+    return np.minimum(events(items, lam), _MOST)
+
+
+def events(items: Items, lam: Any) -> Any:
+    """Return Poisson variates that may be more than an int64 holds."""
     return choose(items, lam < _FEW, _few_events, _many_events, lam)
 
 
@@ -143,7 +148,7 @@ def _many_events(items: Items, lam: Any) -> Any:
     b = 0.931 + 2.53 * np.sqrt(lam)
     a = -0.059 + 0.02483 * b
     hat = a, b, lam + 0.43, 1.1239 + 1.1328 / (b - 3.4), 0.9277 - 3.6224 / (b - 2)
-    return np.minimum(_transformed_rejection(items, _log_poisson, hat, lam), _MOST)
+    return _transformed_rejection(items, _log_poisson, hat, lam)
 
 
 def binomial(items: Items, n: Any, p: Any) -> Any:

@@ -70,8 +70,9 @@ def _laplace(u: Buffer, loc: Any, scale: Any) -> Any:
 
 def _triangular(u: Buffer, left: Any, mode: Any, right: Any) -> Any:
     width, before, after = right - left, mode - left, right - mode
-    rising = left + np.sqrt(u * (width * before))
-    return np.where(u * width <= before, rising, right - np.sqrt((1.0 - u) * (width * after)))
+    rising = left + width * np.sqrt(u * (before / width))
+    falling = right - width * np.sqrt((1.0 - u) * (after / width))
+    return np.where(u * width <= before, rising, falling)
 
 
 def _geometric(e: Buffer, p: Any) -> Any:
@@ -224,8 +225,10 @@ class Distributions:
         "0.0, 1.0, 4.0, 3",
         "[1.21425838 2.41712227 0.94661847]",
         condition=Condition(
-            "in this order, and left below right",
-            lambda left, mode, right: (left <= mode) & (mode <= right) & (left < right),
+            "in this order, left below right, and right - left finite",
+            lambda left, mode, right: (
+                (left <= mode) & (mode <= right) & (left < right) & np.isfinite(right - left)
+            ),
         ),
     )
     standard_cauchy = distribution(

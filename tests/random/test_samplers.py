@@ -118,6 +118,8 @@ def test_extreme_parameters_have_the_values_of_their_limits() -> None:
         for name, args, value in [
             ("standard_gamma", (0.0,), 0.0),
             ("standard_gamma", (1e-300,), 0.0),
+            ("standard_gamma", (-0.0,), 0.0),
+            ("f", (1e-320, 5.0), 0.0),
             ("gamma", (5.0, 0.0), 0.0),
             ("poisson", (0.0,), 0),
             ("poisson", (1e-300,), 0),
@@ -150,6 +152,25 @@ def test_extreme_parameters_have_the_values_of_their_limits() -> None:
             assert (draw(name, *args) >= 0).all()
 
     simulate(1, program)
+
+
+def test_scales_beyond_roots_and_squares_of_doubles_change_the_scale_alone() -> None:
+    def quantiles(values: Any) -> Any:
+        return np.quantile(values, [0.1, 0.5, 0.9])
+
+    triangle = quantiles(drawn("triangular", 0.0, 0.25, 1.0, SIZE))
+    for scale in (2.0**-900, 2.0**900):
+        scaled = drawn("triangular", 0.0, 0.25 * scale, scale, SIZE)
+        assert np.allclose(quantiles(scaled) / scale, triangle, rtol=1e-12)
+    angles = quantiles(drawn("vonmises", 0.0, 2.0**40, SIZE))
+    for kappa in (2.0**80, 2.0**1000):
+        narrow = quantiles(drawn("vonmises", 0.0, kappa, SIZE))
+        assert np.allclose(narrow * np.sqrt(kappa / 2.0**40), angles, rtol=1e-12)
+    levy = quantiles(drawn("wald", 2.0**400, 1.0, SIZE))  # of an infinite mean
+    assert np.allclose(quantiles(drawn("wald", 2.0**1000, 1.0, SIZE)), levy, rtol=1e-12)
+    for nonc in (1e19, 1e21, 1e300):
+        many = drawn("noncentral_chisquare", 0.5, nonc, 1000) / nonc
+        assert abs(many - 1).max() < 12 / np.sqrt(nonc) + 1e-15
 
 
 def test_tails_are_found_where_few_items_lie() -> None:

@@ -166,6 +166,29 @@ def test_choices_are_as_frequent_as_their_weights() -> None:
     simulate(1, program)
 
 
+def test_the_least_double_is_a_probability_and_0_is_none() -> None:
+    def program() -> None:
+        found = default_rng(4).choice(3, 2, replace=False, p=[0.0, 5e-324, 1.0])
+        assert host(found.full_array()).tolist() == [2, 1]
+        keep = default_rng(4).choice(3, 2, replace=False, p=da.asarray([5e-324, 1.0, 0.0]))
+        assert host(keep.full_array()).tolist() == [1, 0]
+
+    simulate(2, program)
+
+
+def test_choice_goes_where_its_distributed_weights_are() -> None:
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2), axis_names=("a", "b"))
+        p = da.distribute_array(WEIGHTS, mesh, [da.Shard(0), da.Replicate()])
+        for replace in (True, False):
+            found = default_rng(4).choice(11, 3, replace, p)
+            same = default_rng(4).choice(11, 3, replace, WEIGHTS)
+            assert found.mesh is mesh
+            assert np.array_equal(host(found.full_array()), host(same.full_array()))
+
+    simulate(4, program)
+
+
 def test_small_choices_of_large_ranges_compute_no_others() -> None:
     def program() -> None:
         found = host(default_rng(1).choice(10**15, 1000, replace=False).full_array())
@@ -189,6 +212,7 @@ def test_small_choices_of_large_ranges_compute_no_others() -> None:
         (lambda rng: rng.choice(3, 4, replace=False), ArgumentError, "among 3"),
         (lambda rng: rng.choice(3, 4, p=[0.5, 0.5]), ShapeError, r"\(2,\)"),
         (lambda rng: rng.choice(2, 4, p=[0.5, 0.6]), ArgumentError, "p / p.sum"),
+        (lambda rng: rng.choice(0, 0, p=[]), ArgumentError, "sum of 0.0"),
         (lambda rng: rng.choice(2, 4, p=[1.5, -0.5]), ArgumentError, "-0.5"),
         (lambda rng: rng.choice(2, 4, p=[np.nan, 1]), ArgumentError, "nan"),
         (lambda rng: rng.choice(2, 4, p=da.asarray([np.nan, 1])), ArgumentError, "nan"),
