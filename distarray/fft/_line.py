@@ -242,7 +242,11 @@ class SixSteps(_Line):
 
 
 class Chirp(_Line):
-    """A line of any length, as a convolution with a chirp."""
+    """A line of any length, as a convolution with a chirp.
+
+    Its transforms are those of norm "ortho": what is in between is no larger than items and result
+    are, where sums of all items times the chirp's transform overflowed.
+    """
 
     def __init__(self, before: Layout, axis: int, task: Task) -> None:
         super().__init__(before, axis, task)
@@ -312,7 +316,7 @@ class Chirp(_Line):
             )
 
             def on_columns(tile: Buffer, box: Box) -> Buffer:
-                return twiddle(self.transform(tile, axis, rows, True, None), box)
+                return twiddle(self.transform(tile, axis, rows, True, "ortho"), box)
 
             block = by_tiles(on_columns, block, out, (axis,))
             del out
@@ -322,10 +326,10 @@ class Chirp(_Line):
             )
 
             def on_rows(tile: Buffer, box: Box) -> Buffer:
-                tile = self.transform(tile, axis + 1, columns, True, None)
+                tile = self.transform(tile, axis + 1, columns, True, "ortho")
                 part = chirp[slice(*box[axis])]
                 tile *= part.reshape(part.shape + (1,) * (tile.ndim - axis - 2))
-                return back(self.transform(tile, axis + 1, columns, False, None), box)
+                return back(self.transform(tile, axis + 1, columns, False, "ortho"), box)
 
             by_tiles(on_rows, block, block, (axis + 1,))
             chirp = None  # makes room
@@ -333,7 +337,8 @@ class Chirp(_Line):
             out = _memory.empty(self._last.local_shape(), block.dtype, device)
 
             def on_columns_again(tile: Buffer, _: Box) -> Buffer:
-                return self.transform(tile, axis, rows, False, None)[(*lead, slice(last))]
+                found = self.transform(tile, axis, rows, False, "ortho")
+                return found[(*lead, slice(last))]
 
             block = by_tiles(on_columns_again, block, out, (axis,))
             out = _memory.empty(self.after.local_shape(), block.dtype, device)

@@ -170,6 +170,21 @@ def test_memory_beside_operand_and_result_is_few_blocks(monkeypatch: pytest.Monk
     assert peak_memory.scratch(da.fft.fft, value, 4) <= 3.3
 
 
+@pytest.mark.parametrize("n", [101, 1009, 1024])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+def test_items_near_the_largest_number_do_not_overflow_on_the_way(n: int, dtype: Any) -> None:
+    scale = np.finfo(dtype).max / n / 2
+    value = (items(0, (n,), dtype) / 100 * scale).astype(dtype)
+
+    def program() -> None:
+        x = da.asarray(value, placements=[Shard(0)])
+        for name in ("fft", "ifft", "irfft", "hfft"):
+            found = getattr(da.fft, name)(x) / scale
+            assert is_close(found, exact(name, value / scale), n), name
+
+    on_ranks(program)
+
+
 def test_small_line_is_gathered_in_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan, "GATHERED_BYTES", 16 * 100)
     testing.reset()
