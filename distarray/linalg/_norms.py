@@ -29,6 +29,7 @@ from distarray.ops import (
     count_nonzero,
     expand_dims,
     full_like,
+    isnan,
     logical_not,
     max,
     min,
@@ -38,6 +39,7 @@ from distarray.ops import (
     sqrt,
     square,
     sum,
+    where,
     whole_axes,
 )
 from distarray.ops import any as any_of
@@ -280,7 +282,8 @@ def cond(x: Any, /, p: Any = None) -> Any:
     if is_large(x, _tiles.COLLECTED_BYTES) and p in (None, 2, -2):
         s = svd(x, compute_uv=False)
         with np.errstate(all="ignore"):
-            return s[-1] / s[0] if p == -2 else s[0] / s[-1]
+            found = s[-1] / s[0] if p == -2 else s[0] / s[-1]
+        return where(isnan(found), np.inf, found)  # 0 / 0: of what is not finite `svd` raises
     if takes_tiles(x, _tiles.COLLECTED_BYTES):
         size = norm(x, p)
         try:

@@ -201,6 +201,8 @@ def test_replicas_that_round_otherwise_end_alike() -> None:
         np.testing.assert_allclose(np.asarray(v.T @ v), np.eye(2), atol=1e-10)
         size = np.linalg.norm(np.arange(6.0))
         assert da.linalg.cg(applied(a), b, rtol=0, atol=1.01 * size, maxiter=0)[1] == 0
+        assert [getattr(da.linalg, one)(applied(a), b, maxiter=0)[1] for one in SQUARE] == [1] * 4
+        assert da.linalg.power_iteration(applied(a), b, maxiter=0)[2] == 1
         return (*found, w.to_local().tobytes())
 
     assert len(set(simulate(4, program))) == 1

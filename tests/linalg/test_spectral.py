@@ -157,6 +157,8 @@ def test_what_is_made_of_singular_values_is_numpys() -> None:
         np.testing.assert_allclose(np.asarray(s), expected[3], atol=1e-13)
         agrees(da.linalg.matrix_rank(x), SIZE - 4)
         agrees(da.linalg.cond(da.asarray(np.diag(values)), 1), np.inf)
+        for order in (None, -2, 1):
+            agrees(da.linalg.cond(0 * x, order), np.linalg.cond(0 * deficient, order))
         for order in (2, -2, "nuc"):
             agrees(da.linalg.norm(y, order), np.linalg.norm(regular, order), rtol=1e-12)
         for order in (None, -2, 1, "fro"):

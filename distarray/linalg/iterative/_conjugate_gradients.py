@@ -65,8 +65,9 @@ def cg(
     x : DistArray
         Of the shape and layout of `b`, float32, float64, complex64 or complex128.
     info : int
-        0: it is the solution. More: it is not yet, after so many iterations. -1: the method broke
-        down, as A or M is not definite, or numbers were not finite; `x` is what was found before.
+        0: it is the solution. More: it is not yet, after so many iterations (1 of ``maxiter=0``).
+        -1: the method broke down, as A or M is not definite, or numbers were not finite; `x` is
+        what was found before.
 
     Raises
     ------
@@ -131,7 +132,7 @@ def cg(
         if callback is not None:
             callback(space.array(x))
     (r2,) = space.add_up(own)
-    return system.result(0 if r2.real <= enough else limit if is_finite(r2) else -1)
+    return system.result(0 if r2.real <= enough else (limit or 1) if is_finite(r2) else -1)
 
 
 def bicgstab(
@@ -238,4 +239,4 @@ def bicgstab(
         if callback is not None:
             callback(space.array(x))
     (r2,) = space.add_up(own)
-    return system.result(0 if r2.real <= enough else limit if is_finite(r2) else -1)
+    return system.result(0 if r2.real <= enough else (limit or 1) if is_finite(r2) else -1)

@@ -167,7 +167,7 @@ def power_iteration(
         v, other = other, v
         if callback is not None:
             callback(space.array(v))
-    return value, space.array(v), limit
+    return value, space.array(v), limit or 1
 
 
 def eigsh(

@@ -134,7 +134,7 @@ def gmres(
             return system.result(0)
         if stuck:
             return system.result(-1)
-    return system.result(cycles)
+    return system.result(cycles or 1)
 
 
 class _Triangle:
@@ -304,7 +304,7 @@ def minres(
             callback(space.array(x))
         if residual <= rtol * norm * math.sqrt(size2) or beta <= space.eps * norm:
             return system.result(0)
-    return system.result(limit)
+    return system.result(limit or 1)
 
 
 def _size(square: Any) -> float:
