@@ -325,6 +325,36 @@ def test_gmres_begins_anew_and_tells_how_far_it_is() -> None:
     simulate(3, program)
 
 
+def test_gmres_says_no_solution_of_what_rounding_leaves() -> None:
+    rng = np.random.default_rng(0)
+
+    def program(a: np.ndarray, value: np.ndarray) -> tuple[int, float]:
+        b = da.asarray(value)
+        x, info = da.linalg.gmres(lambda x: da.matmul(da.asarray(a), x), b, rtol=1e-5)
+        wide = a.astype(float) @ np.asarray(x, float) - value
+        return info, float(np.linalg.norm(wide) / np.linalg.norm(value))
+
+    for size in (2, 3, 5, 8) * 4:  # of a rank less than that, and a right-hand side outside
+        a = (rng.normal(size=(size, size - 1)) @ rng.normal(size=(size - 1, size))).astype("f")
+        (info, left), *_ = simulate(2, program, a, rng.normal(size=size).astype("f"))
+        assert info == -1
+        assert left > 0.001
+
+
+@pytest.mark.parametrize("solver", SQUARE)
+@pytest.mark.parametrize("scale", [1e-140, 1e140])
+def test_squares_of_squares_may_overflow(solver: str, scale: float) -> None:
+    a, value = matrix(12, np.float64, KINDS[solver]), np.arange(12.0) + 1
+
+    def program() -> None:
+        solve = getattr(da.linalg, solver)
+        x, info = solve(applied(a), da.asarray(value * scale), rtol=1e-9)
+        assert info == 0
+        np.testing.assert_allclose(a @ np.asarray(x) / scale, value, rtol=1e-7)
+
+    simulate(2, program)
+
+
 # --- least squares -------------------------------------------------------------------------------
 
 

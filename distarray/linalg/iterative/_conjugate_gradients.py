@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -193,7 +194,6 @@ def bicgstab(
     precondition = system.precondition or (lambda block: block)
     first, p, v = space.copy(r), space.empty(), space.empty()
     rho: Any = system.r_size**2
-    tiny = space.eps**2 * rho
     beta: Any = 0.0
     omega: Any = 0.0
     own = space.combine((), [(r, r)])
@@ -206,7 +206,8 @@ def bicgstab(
             return system.result(0)
         if not is_finite(r2, projection):
             return system.result(-1)
-        if square_of(rho) <= tiny * r2.real:
+        # Not by the square of rho, which is there of ordinary sizes alone.
+        if square_of(rho / (system.r_size * math.sqrt(r2.real))) <= space.eps**2:
             return system.result(-10)
         if projection == 0:
             return system.result(-11)

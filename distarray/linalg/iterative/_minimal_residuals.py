@@ -22,9 +22,6 @@ from distarray.linalg.iterative._vectors import is_finite, size_of, square_of
 _RESTART: Final = 20
 """Vectors of GMRES before it begins anew, as in SciPy."""
 
-_PRECISION: Final = 2.0**-52
-"""Of Python's numbers."""
-
 
 def gmres(
     A: Any,
@@ -64,7 +61,7 @@ def gmres(
         Of the shape and layout of `b`.
     info : int
         0: it is the solution. More: it is not yet, after `maxiter` restarts. -1: numbers were not
-        finite, or A is singular and nothing comes closer.
+        finite, or nothing comes closer, as A is singular or rounding leaves as much.
 
     Raises
     ------
@@ -79,8 +76,8 @@ def gmres(
     nonsymmetric linear systems" (1986).
 
     Distribution: that of `cg`. Iteration j applies A once and makes one reduction, of j + 1
-    numbers, or two where most of a new vector lies in the space of those before; a restart applies
-    A once more and makes one. Peak memory: `restart` + 4 vectors, and what A and M need.
+    numbers, or two where most of a new vector lies in the space of those before; a restart, and the
+    end, apply A once more and make one. Peak memory: `restart` + 4 vectors, and what A and M need.
 
     Examples
     --------
@@ -102,18 +99,22 @@ def gmres(
     restart, enough, size = min(restart, space.size), system.enough, system.r_size
     precondition = system.precondition or (lambda block: block)
     basis, sum_of_basis = Basis(space, restart + 1), space.empty()
-    for cycle in range(cycles):
+    promised = False
+    for cycle in range(cycles + 1):
         if cycle:
             image = system.apply(x)
             space.combine([(system.r, 0, ((1, system.b), (-1, image)))])
             del image
-            size = size_of(space.multiply((system.r, system.r))[0])
-        if size <= enough:
-            return system.result(0)
-        if not is_finite(size):
-            return system.result(-1)
+            before, size = size, size_of(space.multiply((system.r, system.r))[0])
+            if size <= enough:
+                return system.result(0)
+            # The triangle does not know how much rounding leaves: of a large x that is more.
+            if not is_finite(size) or (promised and size > before / 2):
+                return system.result(-1)
+        if cycle == cycles:
+            break
         basis.start(system.r, size)
-        triangle = _Triangle(size)
+        triangle = _Triangle(size, space.eps)
         stuck = False
         for j in range(restart):
             image = system.apply(precondition(basis.rows[j]))
@@ -130,9 +131,8 @@ def gmres(
         space.combine([(x, 1, ((1, precondition(sum_of_basis)),))])
         if callback is not None and callback_type == "x":
             callback(space.array(x))
-        if triangle.size <= enough:
-            return system.result(0)
-        if stuck:
+        promised = triangle.size <= enough
+        if stuck and not promised:
             return system.result(-1)
     return system.result(cycles or 1)
 
@@ -140,10 +140,12 @@ def gmres(
 class _Triangle:
     """The least-squares problem of GMRES, kept triangular by rotations.
 
-    All are operations on Python's numbers, which every processor rounds alike.
+    All are operations on Python's numbers, which every processor rounds alike; those of the matrix
+    are as accurate as `precision` tells.
     """
 
-    def __init__(self, size: float) -> None:
+    def __init__(self, size: float, precision: float) -> None:
+        self._precision = precision
         self._columns: list[list[Any]] = []
         self._right: list[Any] = [size]
         self._rotations: list[tuple[float, Any]] = []
@@ -159,7 +161,7 @@ class _Triangle:
         last = column[-1]
         part = math.sqrt(square_of(last))
         length = math.sqrt(square_of(last) + below * below)
-        if length <= _PRECISION * math.sqrt(max(map(square_of, column))):
+        if length <= self._precision * math.sqrt(max(map(square_of, column))):
             return False
         c, s = part / length, last / part * (below / length) if part else 1.0
         column[-1] = c * last + s * below
