@@ -154,11 +154,15 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     Notes
     -----
     Distribution: as for `cholesky`. But where rows are cut, and blocks have as many of them as
-    there are columns, the processes along the cut get each other's triangles, n x n, and no row:
-    TSQR (Demmel, Grigori, Hoemmen, Langou 2012). Of blocks of 1 MiB or more, in double precision,
-    it is products of columns that are added up, twice, where the first ones tell that the condition
-    is small: CholeskyQR2 (Yamamoto et al. 2015). Peak memory: twice the block of `Q`, and triangles
-    of up to 128 MiB.
+    there are columns, triangles of n x n items are joined along a tree of the processes, and no row
+    is sent: TSQR (Demmel, Grigori, Hoemmen, Langou 2012). On p processes each receives n^2 items
+    log2(p) times at most, and 2 n^2. Of blocks of 1 MiB or more it is products of columns that are
+    added up, twice, where the first ones tell that the condition is small: CholeskyQR2 (Yamamoto et
+    al. 2015). Of other conditions, and up to 128 columns, they are shifted first, once to four
+    times: shifted CholeskyQR3 (Fukaya et al. 2020). For each time a process receives 3 n^2 items.
+    Residuals are as small and columns as orthogonal as by TSQR, which is left for columns that are
+    zero, not finite, or dependent to the last digit. Peak memory: twice the block of `Q`, and
+    triangles of up to 128 MiB.
 
     Any other matrix of more than 8 MiB that is cut is factorized in tiles of a block-cyclic
     distribution, unless the mode is "raw", and both factors are cut as it is. Panels are factorized
