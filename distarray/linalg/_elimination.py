@@ -10,13 +10,14 @@ anyway, and a process keeps the rows that are left below those that have been pi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts, token
 from distarray.core import Call, Layouts, Op, Step
-from distarray.layout import Layout, Replicate, Shard
+from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.linalg._kernels import eliminate_panel, solve_triangle, subtract_product
 from distarray.linalg._tiles import Grid
 from distarray.ops import LinAlgError
@@ -85,11 +86,10 @@ class Elimination:
         for k in reversed(range(grid.count)):
             step = self._steps[k]
             start = int(step.starts[grid.row])
-            found = self._gather([right], step, grid.count + k)
-            solve_triangle(step.upper, found, lower=False)
+            found = self._solve([*right], step, step.upper, False, grid.count + k)
             above = self._share(self._tiles[k // grid.columns, :start], k)
             at = grid.rows_before(k)
-            for rest, own, values in zip(right, solution, _split(found, right), strict=True):
+            for rest, own, values in zip(right, solution, found, strict=True):
                 if grid.row == k % grid.rows:
                     own[at : at + grid.width] = values
                 subtract_product(rest[:start], above, values, self._scratch)
@@ -105,18 +105,15 @@ class Elimination:
         left = used + len(mine)
         self._bring_forward(step.rows[mine], used, grid.columns_before(k))
         self._used += [len(one) for one in step.by_row]
-        after = self._tiles[grid.columns_before(k + 1) :]
-        top = self._gather([after, right], step, k)
-        solve_triangle(step.lower, top, lower=True)
+        others = [*self._tiles[grid.columns_before(k + 1) :], *right]
+        top = self._solve(others, step, step.lower, True, k)
         if grid.column == k % grid.columns:
             panel = self._tiles[k // grid.columns, left:]
             solve_triangle(step.upper.T, panel.T, lower=True)
         below = self._share(self._tiles[k // grid.columns, left:], k)
-        edge = len(after) * grid.width
-        for tiles, rows in ((after, top[:, :edge]), (right, top[:, edge:])):
-            for tile, values in zip(tiles, _split(rows, tiles), strict=True):
-                tile[used:left] = values[mine]
-                subtract_product(tile[left:], below, values, self._scratch)
+        for tile, values in zip(others, top, strict=True):
+            tile[used:left] = values[mine]
+            subtract_product(tile[left:], below, values, self._scratch)
         return True
 
     def _choose_pivots(self, k: int) -> _Pivots:
@@ -158,23 +155,48 @@ class Elimination:
         for tiles in (self._tiles[first:], self._right):
             tiles[:, targets] = tiles[:, sources]
 
-    def _gather(self, parts: Sequence[np.ndarray], step: _Pivots, salt: int) -> np.ndarray:
-        """Return the pivots' rows of some columns of tiles, one after the other."""
-        grid = self._grid
-        length = sum(len(part) * part.shape[2] for part in parts)
-        start = int(step.starts[grid.row])
-        own = slice(start, start + len(step.by_row[grid.row]))
-        rows = _memory.empty((own.stop - own.start, length), self._tiles.dtype)
-        at = 0
-        for part in parts:
-            for tile in part:
-                rows[:, at : at + part.shape[2]] = tile[own]
-                at += part.shape[2]
-        counts = [len(one) * length for one in step.by_row]
-        told = gather_parts(grid.down, rows.reshape(-1), counts, self._number + salt, self._what)
-        found = _memory.empty((grid.width, length), told.dtype)
-        found[np.concatenate(step.by_row)] = told.reshape(found.shape)
-        return found
+    def _solve(
+        self,
+        tiles: Sequence[np.ndarray],
+        step: _Pivots,
+        triangle: np.ndarray,
+        lower: bool,
+        salt: int,
+    ) -> list[np.ndarray]:
+        """Return what a triangle makes of the pivots' rows of some columns of tiles.
+
+        Each process of a column of the grid solves for some of the columns of tiles, of which it
+        gets the rows, and tells the others.
+        """
+        grid, number = self._grid, self._number + salt
+        widths = [tile.shape[1] for tile in tiles]
+        offsets = chunk(len(tiles), (grid.rows,)).offsets
+        shares = [sum(widths[start:stop]) for start, stop in pairwise(offsets)]
+        start, heights = int(step.starts[grid.row]), [len(one) for one in step.by_row]
+        height = heights[grid.row]
+        sent = [tile[start : start + height].reshape(-1) for tile in tiles]
+        told = _memory.empty((grid.width * shares[grid.row],), self._tiles.dtype)
+        solved = _memory.empty(told.shape, told.dtype)
+        grid.down.all_to_all(
+            np.concatenate([told[:0], *sent]),
+            told,
+            [height * share for share in shares],
+            [one * shares[grid.row] for one in heights],
+            token=number,
+            what=self._what,
+        )
+        own = widths[offsets[grid.row] : offsets[grid.row + 1]]
+        mine, at = _blocks(solved, grid.width, own), 0
+        for rows in step.by_row:
+            for block, part in zip(mine, _blocks(told[at:], len(rows), own), strict=True):
+                block[rows] = part
+            at += len(rows) * shares[grid.row]
+        for block in mine:
+            solve_triangle(triangle, block, lower)
+        counts = [grid.width * share for share in shares]
+        return _blocks(
+            gather_parts(grid.down, solved, counts, number, self._what), grid.width, widths
+        )
 
     def _share(self, panel: np.ndarray, k: int) -> np.ndarray:
         """Return the k-th column's part of a panel, which its process tells its row of the grid."""
@@ -185,10 +207,11 @@ class Elimination:
         return panel
 
 
-def _split(rows: np.ndarray, tiles: np.ndarray) -> list[np.ndarray]:
-    """Return rows as those of each column of tiles."""
-    width = tiles.shape[2]
-    return [rows[:, i * width : (i + 1) * width] for i in range(len(tiles))]
+def _blocks(flat: np.ndarray, height: int, widths: Sequence[int]) -> list[np.ndarray]:
+    """Return matrices of some rows that lie one after the other."""
+    ends = [height * end for end in accumulate(widths, initial=0)]
+    cuts = zip(pairwise(ends), widths, strict=True)
+    return [flat[start:stop].reshape(height, width) for (start, stop), width in cuts]
 
 
 def _parity(order: np.ndarray) -> int:
@@ -217,13 +240,13 @@ def _spec(op: Op, call: Call) -> Layouts:
     if op is tile_solve:
         right = call.layouts[1].without_partial()
         inputs.append(grid.row_layout(right))
-        output = _solution_layout(source, right)
+        output = solution_layout(source, right)
         columns = right.shape[1]
-    sends += grid.sent(columns, _right_width(grid, columns))
+    sends += grid.sent(columns, right_width(grid, columns))
     return Layouts((*inputs,), output, (*sends, (inputs[-1], output, True)))
 
 
-def _solution_layout(matrix: Layout, right: Layout) -> Layout:
+def solution_layout(matrix: Layout, right: Layout) -> Layout:
     """Return the layout of solutions: cut as rows of the matrix, or as the right-hand sides."""
     pairs = zip(matrix.placements, right.placements, strict=True)
     placements = [a if a == Shard(0) else b for a, b in pairs]
@@ -237,7 +260,7 @@ def _solution_layout(matrix: Layout, right: Layout) -> Layout:
     return found.replace(boundaries=boundaries or None)
 
 
-def _right_width(grid: Grid, columns: int) -> int:
+def right_width(grid: Grid, columns: int) -> int:
     """Return the columns of tiles of right-hand sides."""
     return max(min(grid.width, -(-columns // grid.columns)), 1)
 
@@ -267,7 +290,7 @@ def _bind(step: Step) -> Callable[..., Any]:
         else:
             columns = rows.shape[1]
             host = _backend.to_host(others[0])
-            right = grid.deal(host, columns, _right_width(grid, columns), dtype)
+            right = grid.deal(host, columns, right_width(grid, columns), dtype)
         elimination = Elimination(grid, tiles, right, number, step)
         with np.errstate(all="ignore"):  # as in LAPACK
             is_regular = elimination.run()
@@ -277,7 +300,9 @@ def _bind(step: Step) -> Callable[..., Any]:
                 return tuple(_backend.asarray(np.asarray(*pair), device) for pair in pairs)
             if not is_regular:
                 raise LinAlgError(f"{step.op.name}: Singular matrix")
-            solution = grid.collect(elimination.substitute(), rows)
+            solutions = [elimination.substitute()]
+            del elimination, tiles, right  # before room is made for blocks
+            solution = grid.collect(solutions.pop(), rows)
         return redistribute_local(_backend.asarray(solution, device), rows, output)
 
     return function

@@ -87,7 +87,8 @@ def inv(x: Any, /) -> Any:
     -----
     Distribution: nothing is sent where no matrix is cut; else one all-to-all that cuts a batch axis
     instead, or, of a single matrix up to 8 MiB, an all-gather. Peak memory: twice what a process
-    then has. A single matrix that is larger is eliminated as by `solve`, beside the identity.
+    then has. A single matrix that is larger is eliminated as by `solve`, beside the identity: on p
+    processes each receives about 7 n^2 / (2 sqrt(p)) items. Peak memory: six blocks.
 
     Examples
     --------
@@ -213,9 +214,9 @@ def solve(x1: Any, x2: Any, /) -> Any:
     Distribution: as for `inv`, of both arrays. A single matrix of more than 8 MiB that is cut is
     eliminated where it is distributed, in tiles of a block-cyclic distribution, with pivots that a
     tournament finds (CALU: Grigori, Demmel, Xiang 2011), which may grow a little more than those of
-    partial pivoting. On p processes each receives about 2 n^2 / sqrt(p) items of panels, of
-    right-hand sides twice n / sqrt(p) for each, and its tiles twice. Peak memory: three blocks of
-    each operand and two panels of 256 columns.
+    partial pivoting. On p processes each receives about 3 n^2 / (2 sqrt(p)) items of panels, of
+    right-hand sides twice n / sqrt(p) for each, and its tiles twice. Peak memory: five blocks, of
+    the larger operand, and two panels of 256 columns.
 
     Examples
     --------
@@ -253,7 +254,8 @@ def det(x: Any, /) -> Any:
 
     Notes
     -----
-    Distribution: as for `inv`, without the identity.
+    Distribution: as for `inv`, without the identity: of a single matrix that is larger each of p
+    processes receives about n^2 / sqrt(p) items. Peak memory: three blocks.
 
     Examples
     --------
@@ -289,7 +291,8 @@ def slogdet(x: Any, /) -> SlogdetResult:
 
     Notes
     -----
-    Distribution: as for `inv`, without the identity.
+    Distribution: as for `inv`, without the identity: of a single matrix that is larger each of p
+    processes receives about n^2 / sqrt(p) items. Peak memory: three blocks.
 
     Examples
     --------

@@ -54,8 +54,8 @@ _SHIFTS: Final = 4
 
 
 _SHIFTED_COLUMNS: Final = 128
-"""Of so many columns at most products are shifted. On two ranks of a Zen 4 a condition of 1e15 takes
-0.3 of the time of TSQR for 32 columns of 4 Mi rows, 0.9 for 128, and 1.5 for 256."""
+"""Of so many columns at most products are shifted. On two ranks of a Zen 4, where the condition is
+1e15, that takes 0.3 of the time of TSQR for 32 columns of 4 Mi rows, 0.9 for 128, 1.5 for 256."""
 
 _INVERTED: Final = 10
 """Up to this condition a triangle is inverted, which loses as many units of rounding: products with
