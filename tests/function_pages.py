@@ -107,6 +107,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "roots": lambda x: da.roots(x[:8, 0]),
     "kron": lambda x: da.kron(x, x[:2, :2]),
     "outer": lambda x: da.outer(x[0], x[1]),
+    "linalg.cho_solve": lambda x: da.linalg.cho_solve((x, True), x),
     "linalg.outer": lambda x: da.linalg.outer(x[0], x[1]),
     "linalg.matrix_power": lambda x: da.linalg.matrix_power(x, 2),
     "linalg.multi_dot": lambda x: da.linalg.multi_dot([x, x, x]),

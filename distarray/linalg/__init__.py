@@ -12,6 +12,7 @@ Under `communication("raise")` either is an error. Blocks on GPUs are factorized
 Solvers in the room `iterative` need of a matrix what it does to vectors.
 """
 
+from distarray.linalg._exponential import expm
 from distarray.linalg._factorizations import (
     cholesky,
     eig,
@@ -42,6 +43,7 @@ from distarray.linalg._solutions import (
     tensorinv,
     tensorsolve,
 )
+from distarray.linalg._triangles import cho_factor, cho_solve, solve_triangular
 from distarray.linalg.iterative import (
     bicgstab,
     cg,
@@ -58,6 +60,8 @@ __all__ = [
     "LinAlgError",
     "bicgstab",
     "cg",
+    "cho_factor",
+    "cho_solve",
     "cholesky",
     "cond",
     "cross",
@@ -68,6 +72,7 @@ __all__ = [
     "eigsh",
     "eigvals",
     "eigvalsh",
+    "expm",
     "gmres",
     "inv",
     "lsqr",
@@ -86,6 +91,7 @@ __all__ = [
     "qr",
     "slogdet",
     "solve",
+    "solve_triangular",
     "svd",
     "svd_lowrank",
     "svds",

@@ -168,7 +168,7 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     distribution, unless the mode is "raw", and both factors are cut as it is. Panels are factorized
     by TSQR and made block reflectors (Schreiber, Parlett 1988; Ballard et al. 2014): columns are
     orthonormal to the precision whatever the condition or the rank. On p processes each receives
-    about 3 n^2 / (2 sqrt(p)) items of panels, and the tiles of the matrix and both factors. Peak
+    about 3 n^2 / sqrt(p) items of panels, and the tiles of the matrix and both factors. Peak
     memory: five blocks and two panels of 256 columns. Of a wide matrix the first m columns are
     factorized, and the others multiplied by the adjoint of `Q`.
 
@@ -265,7 +265,7 @@ def svd(
             u, s, vh = found
             return SVDResult(matrix_transpose(vh), s, matrix_transpose(u))
     if is_large(x, _tiles.COLLECTED_BYTES) and (may_be_tall or x.shape[0] == x.shape[1]):
-        return _svd_by_division(_inexact("svd", x), flags["full_matrices"], flags["compute_uv"])
+        return _svd_by_division(to_inexact("svd", x), flags["full_matrices"], flags["compute_uv"])
     if not flags["compute_uv"]:
         return run(_svd, (x,), Axes("ij->k", tuple(flags.items())))
     return SVDResult(*run(_svd, (x,), Axes("ij->ik,l,mj", tuple(flags.items()))))
@@ -300,7 +300,7 @@ def _everywhere(values: np.ndarray, x: Any) -> Any:
     return asarray(values, mesh=x.mesh, placements=[Replicate()] * x.mesh.ndim)
 
 
-def _inexact(name: str, x: Any) -> Any:
+def to_inexact(name: str, x: Any) -> Any:
     """Return a matrix of the dtype that is decomposed in its place."""
     try:
         dtype = np.linalg.svd(np.empty((0, 1, 1), x.dtype))[0].dtype
@@ -382,7 +382,7 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
     """
     letter = _triangle(UPLO)
     if takes_tiles(x, _tiles.COLLECTED_BYTES):
-        values, vectors = eigen(hermitian(_inexact("eigh", x), letter), "eigh", _small_eigh)
+        values, vectors = eigen(hermitian(to_inexact("eigh", x), letter), "eigh", _small_eigh)
         return EighResult(_everywhere(values, x), cut_as(vectors, x))
     return EighResult(*run(_eigh, (x,), Axes("ij->k,il", (("UPLO", letter),))))
 

@@ -10,6 +10,7 @@ and two axes of that are cut instead of one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import gcd
 from typing import Any, Final
 
@@ -162,14 +163,18 @@ class Grid:
             part[...] = tile[:rows, : part.shape[1]]
         return block
 
-    def set_diagonal(self, tiles: np.ndarray, start: int) -> None:
-        """Put ones on the diagonal of a matrix from a row on."""
+    def diagonal(self, tiles: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the tiles on the diagonal that this process has, and the first row of each."""
         for turn in range(self._turns):
             i = turn * self.rows + self.row
-            kept = max(start - i * self.width, 0)
-            has_tile = i % self.columns == self.column and i // self.columns < len(tiles)
-            if has_tile and kept < self.width:
-                tile = tiles[i // self.columns, turn * self.width :][: self.width]
+            if i % self.columns == self.column and i // self.columns < len(tiles):
+                yield i * self.width, tiles[i // self.columns, turn * self.width :][: self.width]
+
+    def set_diagonal(self, tiles: np.ndarray, start: int) -> None:
+        """Put ones on the diagonal of a matrix from a row on."""
+        for first, tile in self.diagonal(tiles):
+            kept = max(start - first, 0)
+            if kept < self.width:
                 np.fill_diagonal(tile[kept:, kept:], 1)
 
     def rows_before(self, k: int) -> int:
