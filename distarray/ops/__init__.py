@@ -320,7 +320,7 @@ from distarray.ops.sorting._sort import (
 from distarray.ops.sorting._sort import partition_in_place as partition_in_place
 from distarray.ops.sorting._sort import sort_in_place as sort_in_place
 from distarray.ops.statistical import _ufunc_methods as _ufunc_methods
-from distarray.ops.statistical._differences import ediff1d, trapezoid, unwrap
+from distarray.ops.statistical._differences import diff, ediff1d, trapezoid, unwrap
 from distarray.ops.statistical._gradient import gradient
 from distarray.ops.statistical._histograms import (
     bincount,
@@ -359,7 +359,6 @@ from distarray.ops.statistical._scans import (
     cumsum,
     cumulative_prod,
     cumulative_sum,
-    diff,
     nancumprod,
     nancumsum,
 )

@@ -1,8 +1,9 @@
 """Padding: items put before and after those of an array along its axes.
 
 What comes before an axis lies in its first block, what comes after it in the last one, so that the
-array's own items stay with their processes. The axes are padded one after another, each with what
-the ones before it have become. The new items are made of slices of the array, which alone are sent.
+array's own items stay with their processes. Constants, edges and images are what a halo has there,
+along all axes at once. Other modes make arrays of slices of the array and join them to it, axis by
+axis; they alone are sent.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Any
 import numpy as np
 
 from distarray.core import (
+    Call,
+    Layouts,
+    Op,
+    Step,
     call_on_all,
     check_distributed,
     copy_array,
@@ -23,13 +28,13 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout
-from distarray.ops.creation._filled import fill_layout
 from distarray.ops.elementwise._arithmetic import divide, multiply, subtract
 from distarray.ops.elementwise._logic import equal
 from distarray.ops.elementwise._rounding import astype, floor, round
 from distarray.ops.families._lines import make_whole
+from distarray.ops.families._neighbours import Constants, Reach, Reaches, crosses, surround
+from distarray.ops.families._relabel import resize_axis
 from distarray.ops.families._rims import check_counts, read_pairs, read_widths
-from distarray.ops.families._selection import WHOLE_AXIS, selected_layout
 from distarray.ops.indexing._items import getitem
 from distarray.ops.indexing._values import read_value
 from distarray.ops.manipulation._joining import join, repeat
@@ -39,23 +44,71 @@ from distarray.ops.statistical._quantiles import median
 from distarray.ops.statistical._reductions import any as any_of
 from distarray.ops.statistical._reductions import max as max_of
 from distarray.ops.statistical._reductions import min as min_of
+from distarray.typing import Buffer
 
 Widths = tuple[int, int]
 Maker = Callable[[Any, int, Widths, Any], tuple[Any, Any]]
 """`make(x, axis, widths, argument)` gives what comes before and after `x` along an axis."""
 
-_pad = join("pad")
+
+# --- what a halo has at the ends of the array ----------------------------------------------------
 
 
 def _target(layout: Layout, axis: int, widths: Widths) -> Layout:
     """Return the layout in which the first and the last block along an axis are longer."""
-    size = layout.shape[axis] + sum(widths)
-    boundaries = dict(layout.boundaries or {})
-    if layout.sharding_axes(axis):
-        _, *inner, _ = layout.partition(axis).offsets
-        boundaries[axis] = (0, *(i + widths[0] for i in inner), size)
-    shape = (*layout.shape[:axis], size, *layout.shape[axis + 1 :])
-    return layout.replace(shape=shape, boundaries=boundaries or None)
+    before, after = widths
+    size = before + layout.shape[axis] + after
+    if not layout.sharding_axes(axis):
+        return resize_axis(layout, axis, size)
+    _, *inner, _ = layout.partition(axis).offsets
+    return resize_axis(layout, axis, size, (0, *(i + before for i in inner), size))
+
+
+def _reach(layout: Layout, axis: int, widths: Widths) -> Reach:
+    partition = layout.partition(axis)
+
+    def reach(index: int) -> tuple[int, int]:
+        start, stop = partition.bounds(index)
+        before = widths[0] if index == 0 else 0
+        return start - before, stop + (widths[1] if index == partition.count - 1 else 0)
+
+    return reach
+
+
+def _reaches(layout: Layout, widths: Sequence[Widths], mode: str) -> Reaches:
+    return {
+        axis: (_reach(layout, axis, pair), mode) for axis, pair in enumerate(widths) if any(pair)
+    }
+
+
+def _spec(_: Op, call: Call) -> Layouts:
+    (layout,), (widths, mode) = call.layouts, call.static
+    output, sends = layout, []
+    reaches = _reaches(layout, widths, mode)
+    for axis in reaches:
+        output = _target(output, axis, widths[axis])
+        if crosses(layout, axis, reaches):
+            sends.append((layout, resize_axis(layout, axis, sum(widths[axis])), False))
+    return Layouts((layout,), output, tuple(sends))
+
+
+def _bind(step: Step) -> Callable[[Constants, Buffer], Buffer]:
+    (layout,), (widths, mode) = step.sources, step.call.static
+    text = f"pad of {step.call.dtypes[0]} in {layout!r} by {widths} with {mode}"
+    found = surround(layout, _reaches(layout, widths, mode), text)
+    return lambda constants, block: found.around(block, constants)
+
+
+_pad = Op("pad", np.pad, _spec, bind=_bind)
+
+
+def _extend_by(x: Any, widths: Sequence[Widths], mode: str, constants: Constants = ()) -> Any:
+    return run(_pad, [x], (tuple(widths), mode), constants)
+
+
+# --- what is made of slices ----------------------------------------------------------------------
+
+_join = join("pad")
 
 
 def _surround(x: Any, axis: int, before: Any, after: Any) -> Any:
@@ -66,7 +119,7 @@ def _surround(x: Any, axis: int, before: Any, after: Any) -> Any:
         for part in (before, x, after)
         if part is not None
     ]
-    return run(_pad, parts, (axis, _target(x._layout, axis, (left, right))))
+    return run(_join, parts, (axis, _target(x._layout, axis, (left, right))))
 
 
 def _slice(x: Any, axis: int, start: int, stop: int) -> Any:
@@ -77,30 +130,8 @@ def _backwards(axis: int) -> Any:
     return (*(slice(None),) * axis, slice(None, None, -1))
 
 
-# --- what comes before and after -----------------------------------------------------------------
-
-
-def _constant(x: Any, axis: int, widths: Widths, values: Any) -> tuple[Any, Any]:
-    target = _target(x._layout, axis, widths)
-    starts = (0, widths[0] + x.shape[axis])
-
-    def make(start: int, width: int, value: Any) -> Any:
-        part = (start, start + width, None)
-        layout = selected_layout(target, (*(WHOLE_AXIS,) * axis, part))
-        return fill_layout(layout, x.dtype, read_value(x, value)[()]) if width else None
-
-    left, right = (make(*one) for one in zip(starts, widths, values, strict=True))
-    return left, right
-
-
 def _edges(x: Any, axis: int) -> tuple[Any, Any]:
     return _slice(x, axis, 0, 1), _slice(x, axis, x.shape[axis] - 1, x.shape[axis])
-
-
-def _edge(x: Any, axis: int, widths: Widths, _: Any) -> tuple[Any, Any]:
-    pairs = zip(_edges(x, axis), widths, strict=True)
-    left, right = (repeat(part, width, axis) if width else None for part, width in pairs)
-    return left, right
 
 
 def _linear_ramp(x: Any, axis: int, widths: Widths, ends: Any) -> tuple[Any, Any]:
@@ -153,61 +184,32 @@ def _statistic(function: Callable[..., Any]) -> Maker:
     return make
 
 
-def _extend(x: Any, axis: int, widths: Widths, take: Callable[..., tuple[Any, Any]]) -> Any:
-    """Pad an axis in as many steps as it takes, each with up to as many items as there are.
+def _reflect_odd(x: Any, axis: int, widths: Widths, skipped: int) -> Any:
+    """Pad with images mirrored at the outermost item, which they leave out if `skipped` is 1.
 
-    `take(x, widths)` gives what comes next before and after `x`.
+    Each step adds up to as many items as there are, as NumPy's, so that rounding is the same.
     """
-    left, right = widths
-    while left or right:
-        before, after = take(x, left, right)
-        left -= 0 if before is None else before.shape[axis]
-        right -= 0 if after is None else after.shape[axis]
-        x = _surround(x, axis, before, after)
-    return x
-
-
-def _wrap(x: Any, axis: int, widths: Widths) -> Any:
-    length = x.shape[axis]
-
-    def take(x: Any, left: int, right: int) -> tuple[Any, Any]:
-        size = x.shape[axis]
-        period = size // length * length
-        left, right = min(left, period), min(right, period)
-        before = _slice(x, axis, period - left, period) if left else None
-        return before, _slice(x, axis, size - period, size - period + right) if right else None
-
-    return _extend(x, axis, widths, take)
-
-
-def _reflect(x: Any, axis: int, widths: Widths, skipped: int, odd: bool) -> Any:
-    """Pad with mirror images, which leave out the outermost item if `skipped` is 1."""
-    if x.shape[axis] == 1:
-        return _surround(x, axis, *_edge(x, axis, widths, None))
     length = x.shape[axis] - skipped
+    left, right = widths
 
-    def image(x: Any, start: int, width: int, edge: Any) -> Any:
-        if not width:
-            return None
+    def image(start: int, width: int, edge: Any) -> Any:
         part = getitem(_slice(x, axis, start, start + width), _backwards(axis))
-        return subtract(multiply(repeat(edge, width, axis), 2), part) if odd else part
+        return subtract(multiply(repeat(edge, width, axis), 2), part) if width else None
 
-    def take(x: Any, left: int, right: int) -> tuple[Any, Any]:
+    while left or right:
         size = x.shape[axis]
         period = (size - skipped) // length * length
-        left, right = min(left, period), min(right, period)
+        before, after = min(left, period), min(right, period)
         first, last = _edges(x, axis)
-        after = image(x, size - skipped - right, right, last)
-        return image(x, skipped, left, first), after
-
-    return _extend(x, axis, widths, take)
+        above = image(size - skipped - after, after, last)
+        x = _surround(x, axis, image(skipped, before, first), above)
+        left, right = left - before, right - after
+    return x
 
 
 # --- modes ---------------------------------------------------------------------------------------
 
-_MAKERS: dict[str, tuple[Maker, str | None]] = {
-    "constant": (_constant, "constant_values"),
-    "edge": (_edge, None),
+_MAKERS: dict[str, tuple[Maker, str]] = {
     "linear_ramp": (_linear_ramp, "end_values"),
     "maximum": (_statistic(max_of), "stat_length"),
     "mean": (_statistic(mean), "stat_length"),
@@ -217,6 +219,8 @@ _MAKERS: dict[str, tuple[Maker, str | None]] = {
 """For each mode what makes the new items, and the argument that it takes."""
 _ARGUMENTS = {
     **{mode: argument for mode, (_, argument) in _MAKERS.items()},
+    "constant": "constant_values",
+    "edge": None,
     "empty": None,
     "reflect": "reflect_type",
     "symmetric": "reflect_type",
@@ -258,10 +262,12 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
 
     Notes
     -----
-    Distribution: the items of `x` stay where they are. Along a cut axis "reflect", "symmetric" and
-    "wrap" send the stretches of `x` that the new items are made of, and statistics are reductions;
-    other modes send nothing. `Partial` arrays are reduced first. For each padded axis the block is
-    copied once. A function needs whole lines, as that of `apply_along_axis`.
+    Distribution: the items of `x` stay where they are. "constant", "edge", "empty", and
+    "reflect", "symmetric" and "wrap" of the even type, copy the block once, and send what the new
+    items are made of, along all axes in one exchange, where it lies in other blocks: constants
+    never, edges where the block at an end is empty. Other modes copy it for each axis, and
+    statistics are reductions. `Partial` arrays are reduced first. A function needs whole lines, as
+    that of `apply_along_axis`.
 
     Examples
     --------
@@ -288,11 +294,11 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
     given = kwargs.get(argument, _REST.get(argument))  # type: ignore[arg-type]
     if argument == "reflect_type" and (not isinstance(given, str) or given not in _IMAGES):
         raise ArgumentError(f"pad got reflect_type={describe(given)}; 'even' or 'odd'")
-    pairs = (
-        read_pairs("pad", argument, given, layout.ndim) if mode in _MAKERS and argument else None
-    )
+    pairs: Any = ()
+    if argument is not None and argument != "reflect_type":
+        pairs = read_pairs("pad", argument, given, layout.ndim)
     if argument == "stat_length":
-        check_counts("pad", "stat_length", given, pairs or [])
+        check_counts("pad", "stat_length", given, pairs)
     if mode not in ("constant", "empty"):
         for axis, pair in enumerate(widths):
             if any(pair) and not layout.shape[axis]:
@@ -302,25 +308,40 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
                 )
         if not layout.size:
             mode = "empty"
+    if mode == "empty":
+        return _extend_by(x, widths, "constant", [(0, 0)] * layout.ndim)
+    if mode == "constant":
+        return _extend_by(x, widths, mode, _read_constants(x, widths, pairs))
+    if mode not in _MAKERS and given != "odd":
+        return _extend_by(x, widths, mode)
     for axis, pair in enumerate(widths):
         if not any(pair):
             continue
-        if mode == "wrap":
-            x = _wrap(x, axis, pair)
-        elif mode in ("reflect", "symmetric"):
-            x = _reflect(x, axis, pair, int(mode == "reflect"), given == "odd")
-        elif mode == "empty":
-            x = _surround(x, axis, *_constant(x, axis, pair, (0, 0)))
+        if mode in _MAKERS:
+            x = _surround(x, axis, *_MAKERS[mode][0](x, axis, pair, pairs[axis]))
+        elif mode == "reflect" and x.shape[axis] == 1:
+            alone = [pair if i == axis else (0, 0) for i in range(layout.ndim)]
+            x = _extend_by(x, alone, "edge")
         else:
-            make = _MAKERS[mode][0]
-            x = _surround(x, axis, *make(x, axis, pair, pairs[axis] if pairs else None))
+            x = _reflect_odd(x, axis, pair, int(mode == "reflect"))
     return x
+
+
+def _read_constants(x: Any, widths: Sequence[Widths], pairs: Sequence[Any]) -> Constants:
+    """Return items of the dtype; of axes and ends without width nothing is read."""
+
+    def read(width: int, value: Any) -> Any:
+        return read_value(x, value)[()] if width else None
+
+    return [
+        (read(left, before), read(right, after))
+        for (left, right), (before, after) in zip(widths, pairs, strict=True)
+    ]
 
 
 def _pad_by(function: Callable[..., Any], x: Any, widths: Sequence[Widths], options: Any) -> Any:
     """Pad with zeros, and let a function fill in the ends of every line along every axis."""
-    for axis, pair in enumerate(widths):
-        x = _surround(x, axis, *_constant(x, axis, pair, (0, 0)))
+    x = _extend_by(x, widths, "constant", [(0, 0)] * x.ndim)
     for axis, pair in enumerate(widths):
         x = make_whole("pad", x, axis)
         lines = np.moveaxis(x._local, axis, -1)

@@ -61,7 +61,7 @@ class _Transposed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor, layout: Layout, rim: Rim) -> torch.Tensor:
-        ctx.how = layout, rim._replace(constants=(0,) * layout.ndim), _WITH_GRADIENT
+        ctx.how = layout, rim._replace(constants=((0, 0),) * layout.ndim), _WITH_GRADIENT
         way = _way_back(layout, rim, gradient.dtype)
         source = gradient.detach()
         if way.fills:
@@ -95,13 +95,11 @@ class _WayBack(NamedTuple):
 @kept(1024)
 def _way_back(layout: Layout, rim: Rim, dtype: torch.dtype) -> _WayBack:
     found = rim_of_block(_WITH_GRADIENT, layout, rim, dtype)
-    there = found.first.exchange
+    there = found.edges
     own = there.communicator.rank
     block = np.broadcast_to(np.int8(0), layout.local_shape())
     receives, owned, size = [], [], 0
     for pair in there.sends:
-        if pair.peer == own and _is_at(pair.target.key, found.interior):
-            continue  # the block itself
         shape = pair.source.of(block).shape
         start, size = size, size + prod(shape)
         arrived = Window(0, slice(start, size), shape, (...,))
@@ -112,14 +110,6 @@ def _way_back(layout: Layout, rim: Rim, dtype: torch.dtype) -> _WayBack:
     )
     exchange = Exchange(there.communicator, tuple(receives), sends, f"{there.what}, backward")
     return _WayBack(exchange, size, tuple(owned), found.interior, found.first.fills)
-
-
-def _is_at(key: tuple[Any, ...], interior: tuple[slice, ...]) -> bool:
-    """Tell whether a window of a block with edges is the block."""
-    whole = slice(None)
-    return key == (...,) or all(
-        one in (whole, other) for one, other in zip(key, interior, strict=True)
-    )
 
 
 def _forwards(
@@ -133,7 +123,7 @@ def _forwards(
 
 def _add_repeated(fills: tuple[Fill, ...], gradient: torch.Tensor) -> None:
     """Add to edges what the items got that repeat them; those that are constant have nothing."""
-    for axis, target, source in reversed(fills):
+    for axis, _, target, source in reversed(fills):
         key = (slice(None),) * axis
         total = gradient[(*key, target)].sum(axis, keepdim=True)
         gradient[(*key, target)] = 0
@@ -204,7 +194,10 @@ def halo(
     if tensor.is_floating_point():  # also bfloat16, which NumPy does not know
         dtype = np.dtype(float)
     rim = read_rim("dt.halo", width, boundary, layout, dtype)
-    constants = tuple(None if one is None else one.item() for one in rim.constants)
+    constants = tuple(
+        (None, None) if before is None else (before.item(), after.item())
+        for before, after in rim.constants
+    )
     needs = tensor.requires_grad and torch.is_grad_enabled()
     name = _WITH_GRADIENT if needs else "dt.halo"
     result: torch.Tensor = _Halo.apply(tensor, layout, rim._replace(constants=constants), name)

@@ -92,6 +92,43 @@ def test_items_stay_where_they_are_and_the_ends_get_longer() -> None:
     simulate(3, program)
 
 
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
+@pytest.mark.parametrize("dtype", ["f8", "f2", "?", "c8", "M8[s]", "m8[ms]", "U3"])
+def test_ends_in_empty_blocks_are_made_of_what_others_have(mode: Any, dtype: str) -> None:
+    value = (np.arange(45).reshape(9, 5) % 7).astype(dtype)
+    expected = np.pad(value, ((4, 12), (1, 2)), mode)
+
+    def program() -> None:
+        mesh = da.init_device_mesh((4,))
+        x = da.distribute_array(value, mesh, [Shard(0)])
+        x = x.redistribute(boundaries={0: (0, 0, 4, 9, 9)})
+        with da.CommLog() as log:
+            y = da.pad(x, ((4, 12), (1, 2)), mode=mode)
+        assert y.layout.boundaries == {0: (0, 4, 8, 13, 25)}
+        assert log.count() == log.count("exchange") == (mode != "constant")
+        rows = {"constant": (0, 0), "edge": (1, 1)}.get(mode, (4, 12))
+        there = 4 if mode in ("reflect", "symmetric") else 0  # of both
+        sent = [rows[0], 0, 0, rows[1]][mesh.rank]
+        assert log.bytes() <= sent * (5 + 3 + there) * value.itemsize
+        agrees(y, expected)
+
+    on_ranks(program)
+
+
+def test_all_axes_are_padded_in_one_exchange() -> None:
+    value = np.arange(48.0).reshape(6, 8)
+
+    def program() -> None:
+        x = da.distribute_array(value, da.init_device_mesh((2, 2)), [Shard(0), Shard(1)])
+        with da.CommLog() as log:
+            agrees(da.pad(x, 2, mode="wrap"), np.pad(value, 2, mode="wrap"))
+        # Two rows, two columns and the corner, of others.
+        assert log.count("exchange") == 1
+        assert log.bytes("exchange") == (2 * 4 + 3 * 2 + 4) * 8
+
+    on_ranks(program)
+
+
 def test_reflection_sends_no_more_than_it_puts_there() -> None:
     def program() -> int:
         x = da.ones((3000, 10), mesh=da.init_device_mesh((3,)))

@@ -8,13 +8,14 @@ whichever processes have them. What "edge" repeats and "constant" puts there eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 from distarray.comm import _backend, _memory
 from distarray.layout import Layout
+from distarray.ops.families._relabel import resize_axis
 from distarray.ops.families._windows import WHOLE, Exchange, Pair, Window, run_exchange
 from distarray.typing import Buffer, Shape
 
@@ -27,10 +28,16 @@ Reaches = Mapping[int, tuple[Reach, str | None]]
 """By axis: the reach, and what lies past the ends of the array (None where no block needs that)."""
 
 
+Constants = Sequence[tuple[Any, Any]]
+"""What "constant" puts before and after the array, for each axis."""
+
+
 class Fill(NamedTuple):
     """A stretch of a surrounded block past one end of the array, which this process fills in."""
 
     axis: int
+    end: int
+    """0 before the array, 1 after it."""
     target: slice
     source: slice | None
     """Where in the block the item lies that is repeated; None for a constant."""
@@ -43,7 +50,7 @@ class Surroundings(NamedTuple):
     shape: Shape
     fills: tuple[Fill, ...]
 
-    def around(self, block: Buffer, constants: Sequence[Any] = ()) -> Buffer:
+    def around(self, block: Buffer, constants: Constants = ()) -> Buffer:
         """Return the block surrounded (collective over the mesh axes that cut)."""
         out = _memory.empty(self.shape, block.dtype, _backend.device_of(block))
         run_exchange(self.exchange, block, out)
@@ -51,14 +58,12 @@ class Surroundings(NamedTuple):
         return out
 
 
-def fill_views(
-    fills: tuple[Fill, ...], block: Any, constants: Sequence[Any]
-) -> list[tuple[Any, Any]]:
+def fill_views(fills: tuple[Fill, ...], block: Any, constants: Constants) -> list[tuple[Any, Any]]:
     """Return what is to be filled in of this process's block, and with what, in this order."""
     found = []
-    for axis, target, source in fills:
+    for axis, end, target, source in fills:
         key = (WHOLE,) * axis
-        value = constants[axis] if source is None else block[(*key, source)]
+        value = constants[axis][end] if source is None else block[(*key, source)]
         found.append((block[(*key, target)], value))
     return found
 
@@ -77,6 +82,10 @@ class _Part(NamedTuple):
     target: slice
 
 
+Needs = Sequence[Sequence[_Part]]
+"""What each block along an axis needs, of which blocks."""
+
+
 def surround(layout: Layout, reaches: Reaches, what: str, *, inside: bool = False) -> Surroundings:
     """Return how the block of this process, which is in the mesh, is surrounded.
 
@@ -92,18 +101,20 @@ def surround(layout: Layout, reaches: Reaches, what: str, *, inside: bool = Fals
         The blocks lie in surrounded blocks already, and what surrounds them is renewed.
     """
     mesh: Any = layout.mesh
-    own = {axis: own_block(layout, axis) for axis in reaches}
-    cutting = tuple(sorted({m for axis in reaches for m in layout.sharding_axes(axis)}))
+    own = [own_block(layout, axis) for axis in reaches]
+    needs = [_needs(layout, axis, reaches, inside) for axis in reaches]
+    crossed = [axis for axis, each in zip(reaches, needs, strict=True) if _crosses(each)]
+    cutting = tuple(sorted({m for axis in crossed for m in layout.sharding_axes(axis)}))
     communicator = mesh.communicator(cutting)
     strides = {m: prod(mesh.shape[n] for n in cutting if n > m) for m in cutting}
 
-    def position(blocks: tuple[int, ...]) -> int:
+    def position(blocks: Iterable[int]) -> int:
         """Return which process of the communicator has these blocks along the axes of `reaches`."""
         found = 0
         for axis, block in zip(reaches, blocks, strict=True):
             for m in reversed(layout.sharding_axes(axis)):
                 block, digit = divmod(block, mesh.shape[m])
-                found += digit * strides[m]
+                found += digit * strides.get(m, 0)
         return found
 
     def pair(peer: int, parts: tuple[_Part, ...]) -> Pair:
@@ -113,30 +124,42 @@ def surround(layout: Layout, reaches: Reaches, what: str, *, inside: bool = Fals
         return Pair(peer, *(Window(0, WHOLE, None, tuple(key) or (...,)) for key in keys))
 
     receives, sends = [], []
-    for parts in product(*(_parts(layout, axis, reaches, own[axis], inside) for axis in reaches)):
-        peer = position(tuple(part.block for part in parts))
+    for parts in product(*(each[block] for each, block in zip(needs, own, strict=True))):
+        peer = position(part.block for part in parts)
         if not inside or peer != communicator.rank or any(p.source != p.target for p in parts):
             receives.append(pair(peer, parts))
-    for found in product(*(_given(layout, axis, reaches, own[axis], inside) for axis in reaches)):
-        peer = position(tuple(block for block, _ in found))
+    for found in product(*(_given(each, block) for each, block in zip(needs, own, strict=True))):
+        peer = position(block for block, _ in found)
         sends.append(pair(peer, tuple(part for _, part in found)))
     shape, fills = list(layout.local_shape()), list[Fill]()
-    for axis, (reach, mode) in reaches.items():
-        low, high = reach(own[axis])
+    for (axis, (reach, mode)), block in zip(reaches.items(), own, strict=True):
+        low, high = reach(block)
         shape[axis] = high - low
         fills += _fills(axis, low, high, layout.shape[axis], mode)
     exchange = Exchange(communicator, tuple(receives), tuple(sends), what)
     return Surroundings(exchange, tuple(shape), tuple(fills))
 
 
-def _given(
-    layout: Layout, axis: int, reaches: Reaches, own: int, inside: bool
-) -> Iterator[tuple[int, _Part]]:
-    """Yield what a block along an axis gives, to which block."""
-    for block in range(layout.partition(axis).count):
-        for part in _parts(layout, axis, reaches, block, inside):
-            if part.block == own:
-                yield block, part
+def crosses(layout: Layout, axis: int, reaches: Reaches) -> bool:
+    """Tell whether some block needs items of another one along an axis."""
+    return _crosses(_needs(layout, axis, reaches, False))
+
+
+def _crosses(needs: Needs) -> bool:
+    return any(part.block != block for block, parts in enumerate(needs) for part in parts)
+
+
+def _given(needs: Needs, own: int) -> list[tuple[int, _Part]]:
+    """Return what a block along an axis gives, each with the block that it gives it to."""
+    return [
+        (block, part) for block, parts in enumerate(needs) for part in parts if part.block == own
+    ]
+
+
+def _needs(layout: Layout, axis: int, reaches: Reaches, inside: bool) -> Needs:
+    """Return what each block along an axis needs."""
+    count = layout.partition(axis).count
+    return [_parts(layout, axis, reaches, block, inside) for block in range(count)]
 
 
 def _parts(layout: Layout, axis: int, reaches: Reaches, block: int, inside: bool) -> list[_Part]:
@@ -197,12 +220,13 @@ def _fills(axis: int, low: int, high: int, size: int, mode: str | None) -> Itera
     """Yield what lies past the ends of the array, where it is repeated or constant."""
     if mode not in ("edge", "constant") and not (mode == "reflect" and size == 1):
         return
-    for start, stop, item in ((low, min(high, 0), 0), (max(low, size), high, size - 1)):
+    ends = (low, min(high, 0), 0), (max(low, size), high, size - 1)
+    for end, (start, stop, item) in enumerate(ends):
         if start < stop:
             # The item itself, or where there is none of it the first of the stretch, which got it.
             at = item if low <= item < high else start
             source = None if mode == "constant" else slice(at - low, at - low + 1)
-            yield Fill(axis, slice(start - low, stop - low), source)
+            yield Fill(axis, end, slice(start - low, stop - low), source)
 
 
 def own_block(layout: Layout, axis: int) -> int:
@@ -224,7 +248,4 @@ def fetch(layout: Layout, axis: int, reach: Reach, what: str) -> Callable[[Buffe
 
 def borders(layout: Layout, axis: int, width: int) -> Layout:
     """Return a layout of as many items as blocks get from their neighbours, `width` a block."""
-    blocks = layout.partition(axis).count
-    shape = (*layout.shape[:axis], width * blocks, *layout.shape[axis + 1 :])
-    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a != axis}
-    return layout.replace(shape=shape, boundaries=boundaries or None)
+    return resize_axis(layout, axis, width * layout.partition(axis).count)

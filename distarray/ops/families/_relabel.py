@@ -33,6 +33,15 @@ def move_cuts(layout: Layout, axes: Sequence[int], target: int) -> Layout:
     return layout.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
 
 
+def resize_axis(layout: Layout, axis: int, length: int, offsets: Offsets | None = None) -> Layout:
+    """Return the layout with another length of an axis, cut at `offsets`, or evenly."""
+    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a != axis}
+    if offsets is not None:
+        boundaries[axis] = offsets
+    shape = (*layout.shape[:axis], length, *layout.shape[axis + 1 :])
+    return layout.replace(shape=shape, boundaries=boundaries or None)
+
+
 def replace_axes(
     layout: Layout,
     axes: range,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from distarray.core import PLAIN_SCALARS, cache, describe, plain_buffer, remembe
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, kept, normalize_axis
 from distarray.ops.families._neighbours import Reach, Surroundings, own_block, surround
+from distarray.ops.families._windows import WHOLE, Exchange, Pair
 
 BOUNDARIES = {
     "periodic": "wrap",
@@ -29,18 +31,20 @@ class Rim(NamedTuple):
     modes
         Of each axis, as in `numpy.pad`; with None there is nothing past the ends of the array.
     constants
-        What "constant" puts there, for each axis.
+        What "constant" puts there, before and after, along each axis.
     """
 
     widths: tuple[tuple[int, int], ...]
     modes: tuple[str | None, ...]
-    constants: tuple[Any, ...]
+    constants: tuple[tuple[Any, Any], ...]
 
 
 class RimOfBlock(NamedTuple):
     """How this process's block of a layout gets its rim, and how that is renewed."""
 
     first: Surroundings
+    edges: Exchange
+    """As of `first`, without the block itself."""
     again: Surroundings
     interior: tuple[slice, ...]
     """Where the block lies in the surrounded one."""
@@ -71,10 +75,26 @@ def _rim_of_block(
         low, _ = reach(index)
         interior[axis] = slice(start - low, stop - low)
     text = f"{name} of {dtype}: {widths} with {modes} around {layout!r}"
-    return RimOfBlock(
-        surround(layout, reaches, text),
-        surround(layout, reaches, f"{text}, again", inside=True),
-        tuple(interior),
+    first = surround(layout, reaches, text)
+    again = surround(layout, reaches, f"{text}, again", inside=True)
+    return RimOfBlock(first, _edges(first.exchange, interior), again, tuple(interior))
+
+
+def _edges(exchange: Exchange, interior: Sequence[slice]) -> Exchange:
+    """Return an exchange without what puts the block itself into the surrounded one."""
+    own = exchange.communicator.rank
+
+    def of_others(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+        return tuple(pair for pair in pairs if pair.peer != own or not _is_at(pair, interior))
+
+    return replace(exchange, receives=of_others(exchange.receives), sends=of_others(exchange.sends))
+
+
+def _is_at(pair: Pair, interior: Sequence[slice]) -> bool:
+    """Tell whether what a pair fills is the interior."""
+    key = pair.target.key
+    return key == (...,) or all(
+        one in (WHOLE, other) for one, other in zip(key, interior, strict=True)
     )
 
 
@@ -134,7 +154,7 @@ def _read_rim(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) 
                 f"{', '.join(map(repr, BOUNDARIES))}"
             )
         modes.append(mode)
-        constants.append(value)
+        constants.append((value, value))
     for axis, (pair, found) in enumerate(zip(widths, modes, strict=True)):
         if not layout.shape[axis] and any(pair) and found not in (None, "constant"):
             raise ArgumentError(

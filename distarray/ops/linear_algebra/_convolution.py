@@ -63,6 +63,8 @@ def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
     try:
         slide: Any = np.convolve  # whose stub knows fewer dtypes
         dtype = slide(*(np.zeros(1, dtype) for dtype in call.dtypes)).dtype
+        if dtype.hasobject:  # of durations and numbers NumPy makes objects
+            raise TypeError("they have no dtype in common")
     except (TypeError, ValueError) as error:
         raise DTypeError(
             f"convolve of {' and '.join(map(str, call.dtypes))}: {error}; convert with astype"

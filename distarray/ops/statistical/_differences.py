@@ -1,29 +1,141 @@
-"""Differences of neighbours in use: of all items in flat order, areas under curves, phases."""
+"""Differences of neighbours, and their use: in flat order, areas under curves, phases."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from distarray.core import (
+    ABSENT,
     BaseArray,
+    Call,
+    Layouts,
+    Op,
+    Step,
     check_integer,
     check_number,
     elementwise,
+    empty_block,
     in_pieces,
+    join_arrays,
+    normalize_operand,
     register,
+    run,
     run_row,
 )
-from distarray.errors import DTypeError, ShapeError
+from distarray.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from distarray.layout import normalize_axis
-from distarray.ops.elementwise._arithmetic import multiply, subtract
-from distarray.ops.elementwise._rounding import astype
+from distarray.ops.elementwise._arithmetic import multiply
+from distarray.ops.elementwise._rounding import astype, copy
+from distarray.ops.families._neighbours import borders, fetch
+from distarray.ops.families._relabel import resize_axis
 from distarray.ops.indexing._items import setitem
 from distarray.ops.manipulation._joining import concat
+from distarray.ops.manipulation._shape import broadcast_to
 from distarray.ops.statistical._reductions import sum as sum_of
 from distarray.ops.statistical._reductions import without_partial
-from distarray.ops.statistical._scans import cumsum, diff
+from distarray.ops.statistical._scans import cumsum
+from distarray.typing import Buffer
+
+
+def _spec(_: Op, call: Call) -> Layouts:
+    (layout,), (axis, n) = call.layouts, call.static
+    whole = layout.without_partial()
+    length = max(layout.shape[axis] - n, 0)
+    if not whole.sharding_axes(axis):
+        return Layouts((whole,), resize_axis(whole, axis, length))
+    offsets = tuple(min(i, length) for i in whole.partition(axis).offsets)
+    sends = ((whole, borders(whole, axis, n), False),)
+    return Layouts((whole,), resize_axis(whole, axis, length, offsets), sends)
+
+
+def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    (dtype,), (_, n) = call.dtypes, call.static
+    try:
+        result = np.diff(np.zeros(3, dtype), min(n, 2)).dtype  # of dates durations, then the same
+    except TypeError as error:
+        raise DTypeError(f"diff of {dtype}: {error}; convert with astype") from None
+    return result, result
+
+
+def _bind(step: Step) -> Callable[[Buffer], Buffer]:
+    (source,), (axis, n), output = step.sources, step.call.static, step.output
+    partition = output.partition(axis)
+
+    def reach(index: int) -> tuple[int, int]:
+        start, stop = partition.bounds(index)
+        return (start, stop + n) if start < stop else (0, 0)
+
+    get = fetch(source, axis, reach, f"differences along axis {axis} of {source!r}, {n} times")
+
+    def differences(block: Buffer) -> Buffer:
+        items = get(block)
+        return np.diff(items, n, axis) if items.size else empty_block(output, step.result)
+
+    return differences
+
+
+_diff = Op("diff", np.diff, _spec, dtypes=_dtypes, bind=_bind)
+
+
+@register
+def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: Any = ABSENT) -> Any:
+    """Return the differences of neighbours along an axis, `n` times.
+
+    Parameters
+    ----------
+    x : array
+    n : int
+        How often; 0 gives a copy.
+    axis : int
+    prepend, append : array or number, optional
+        Joined to `x` first; a number, or an array without this axis' length, is one item.
+
+    Raises
+    ------
+    AxisError
+        If there is no such axis.
+    ArgumentError
+        If `n` is negative.
+    DTypeError
+        If items of the dtype cannot be subtracted.
+
+    Notes
+    -----
+    Distribution: along a cut axis each block gets the `n` items after its last one, in an exchange,
+    and is copied with these. `Partial` arrays are reduced first.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> print(da.diff(da.asarray([1, 4, 9, 16])), da.diff(da.asarray([1, 4, 9, 16]), n=2))
+    [3 5 7] [2 2]
+    """
+    x = join_arrays(x)
+    if not isinstance(x, BaseArray):
+        given = {"prepend": prepend, "append": append}
+        return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
+    n, axis = check_integer("diff", "n", n), check_integer("diff", "axis", axis)
+    if n < 0:
+        raise ArgumentError(f"diff got n={n}; it must be 0 or more")
+    if not x.ndim:
+        raise AxisError("diff of a 0-d array: there is no axis, and there are no neighbours")
+    along = normalize_axis(axis, x.ndim)
+    if n == 0:
+        return copy(x)
+    one = (*x.shape[:along], 1, *x.shape[along + 1 :])
+    joined = [_as_part(part, one) for part in (prepend, x, append) if part is not ABSENT]
+    result = concat(joined, axis=along) if len(joined) > 1 else x
+    return run(_diff, [result], (along, n))
+
+
+def _as_part(part: Any, one: tuple[int, ...]) -> Any:
+    if isinstance(part, BaseArray):
+        return part if part.ndim else broadcast_to(part, one)
+    array = np.asarray(normalize_operand("diff", part))
+    return array if array.ndim else np.broadcast_to(array, one)
 
 
 @register
@@ -61,7 +173,9 @@ def ediff1d(x: Any, /, to_end: Any = None, to_begin: Any = None) -> Any:
     if is_plain:
         return np.ediff1d(x, to_end, to_begin)
     flat = x.reshape(-1)
-    parts = [subtract(flat[1:], flat[:-1])]
+    if flat.dtype.kind == "b":
+        raise DTypeError("ediff1d of bool; NumPy subtracts no truth values: convert with astype")
+    parts = [diff(flat)]
     for name, given in (("to_begin", to_begin), ("to_end", to_end)):
         if given is None:
             continue

@@ -1,4 +1,4 @@
-"""Scans along an axis: cumulative sums and products, `accumulate`, and differences of neighbours.
+"""Scans along an axis: cumulative sums and products, and `accumulate`.
 
 A scan reads its block twice. First each block is reduced to one item a line; the ranks exchange
 these, and each begins with what the blocks before its own have come to.
@@ -14,7 +14,6 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core import (
-    ABSENT,
     ASSOCIATIVE,
     BaseArray,
     Call,
@@ -24,7 +23,6 @@ from distarray.core import (
     Step,
     check_fits,
     check_flag,
-    check_integer,
     check_out,
     check_whole,
     convert_to_unit,
@@ -35,7 +33,6 @@ from distarray.core import (
     loop_dtype,
     methods,
     normalize_dtype,
-    normalize_operand,
     reduce_block,
     register,
     run_one,
@@ -43,15 +40,9 @@ from distarray.core import (
     step_for,
     write_out,
 )
-from distarray.errors import ArgumentError, AxisError
+from distarray.errors import AxisError
 from distarray.layout import Layout, normalize_axis
-from distarray.ops.elementwise._arithmetic import subtract
-from distarray.ops.elementwise._logic import not_equal
-from distarray.ops.elementwise._rounding import copy
-from distarray.ops.indexing._items import getitem
-from distarray.ops.manipulation._joining import concat
 from distarray.ops.manipulation._reshape import reshape
-from distarray.ops.manipulation._shape import broadcast_to
 from distarray.ops.statistical._reductions import replace_nan
 from distarray.typing import Buffer
 
@@ -329,63 +320,3 @@ def _beside_nan(name: str, what: str, scanned: Op, example: list[float]) -> Call
 _replaced = elementwise("replace_nan", replace_nan, 1, kinds="fc")
 nancumsum = _beside_nan("nancumsum", "sum", cumsum, [1.0, 1.0, 4.0])
 nancumprod = _beside_nan("nancumprod", "product", cumprod, [1.0, 1.0, 3.0])
-
-
-@register
-def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: Any = ABSENT) -> Any:
-    """Return the differences of neighbours along an axis, `n` times.
-
-    Parameters
-    ----------
-    x : array
-    n : int
-        How often; 0 gives a copy.
-    axis : int
-    prepend, append : array or number, optional
-        Joined to `x` first; a number, or an array without this axis' length, is one item.
-
-    Raises
-    ------
-    AxisError
-        If there is no such axis.
-    ArgumentError
-        If `n` is negative.
-
-    Notes
-    -----
-    Distribution: along a cut axis each block gets its neighbour's first item.
-
-    Examples
-    --------
-    >>> import distarray as da
-    >>> print(da.diff(da.asarray([1, 4, 9, 16])), da.diff(da.asarray([1, 4, 9, 16]), n=2))
-    [3 5 7] [2 2]
-    """
-    x = join_arrays(x)
-    if not isinstance(x, BaseArray):
-        given = {"prepend": prepend, "append": append}
-        return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
-    n, axis = check_integer("diff", "n", n), check_integer("diff", "axis", axis)
-    if n < 0:
-        raise ArgumentError(f"diff got n={n}; it must be 0 or more")
-    if not x.ndim:
-        raise AxisError("diff of a 0-d array: there is no axis, and there are no neighbours")
-    along = normalize_axis(axis, x.ndim)
-    if n == 0:
-        return copy(x)
-    one = (*x.shape[:along], 1, *x.shape[along + 1 :])
-    joined = [_as_part(part, one) for part in (prepend, x, append) if part is not ABSENT]
-    result = concat(joined, axis=along) if len(joined) > 1 else x
-    difference = not_equal if result.dtype.kind == "b" else subtract
-    before = (slice(None),) * along
-    for _ in range(min(n, result.shape[along] + 1)):  # of nothing the differences are nothing
-        following = getitem(result, (*before, slice(1, None)))
-        result = difference(following, getitem(result, (*before, slice(None, -1))))
-    return result
-
-
-def _as_part(part: Any, one: tuple[int, ...]) -> Any:
-    if isinstance(part, BaseArray):
-        return part if part.ndim else broadcast_to(part, one)
-    array = np.asarray(normalize_operand("diff", part))
-    return array if array.ndim else np.broadcast_to(array, one)

@@ -107,6 +107,33 @@ def test_neighbours_get_one_item_of_each_line() -> None:
     on_ranks(program)
 
 
+@settings(max_examples=30)
+@given(data=st.data())
+def test_differences_along_an_axis_agree_with_numpy(data: st.DataObject) -> None:
+    dtypes = ("f8", "i4", "u1", "?", "c8", "M8[s]", "m8[ms]")
+    case = data.draw(cases(tuple(map(np.dtype, dtypes))))
+    if not case.shape:
+        return
+    n, axis = data.draw(st.integers(0, 5)), data.draw(st.integers(0, len(case.shape) - 1))
+    expected = np.diff(case.value, n, axis)
+    on_ranks(lambda: agrees(da.diff(case.build(), n, axis), expected))
+
+
+def test_differences_of_any_order_are_one_exchange() -> None:
+    value = RNG.random((64, 3))
+
+    def program() -> None:
+        mesh = da.init_device_mesh((4,))
+        x = da.distribute_array(value, mesh, [Shard(0)])
+        with da.CommLog() as log:
+            found = da.diff(x, 4, axis=0)
+        assert log.count() == 1
+        assert log.bytes() == (4 * 3 * 8 if mesh.rank < 3 else 0)
+        agrees(found, np.diff(value, 4, axis=0), rtol=1e-12, atol=1e-12)
+
+    on_ranks(program)
+
+
 def test_bad_arguments_of_differences_raise_alike() -> None:
     def program() -> None:
         x = da.distribute_array(np.arange(12.0).reshape(3, 4))
@@ -117,6 +144,7 @@ def test_bad_arguments_of_differences_raise_alike() -> None:
             (DTypeError, lambda: da.unwrap(x * 1j)),
             (DTypeError, lambda: da.ediff1d(da.arange(4), to_end=0.5)),
             (DTypeError, lambda: da.ediff1d(x > 1)),
+            (DTypeError, lambda: da.diff(da.asarray(np.array(["a", "b"])))),
         ):
             with pytest.raises(error):
                 call()
