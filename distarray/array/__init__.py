@@ -5,8 +5,9 @@ from distarray.array._array import DistArray, distribute_array, redistribute
 from distarray.array._convert import infer_layout, reduced_layout
 from distarray.array._describe import local_rows
 from distarray.array._fusing import fuse
-from distarray.array._halo import halo, map_overlap
+from distarray.array._halo import halo
 from distarray.array._mapping import map_blocks
+from distarray.array._overlap import map_overlap
 from distarray.array._petsc import from_petsc
 from distarray.array._protocols import leading_names
 from distarray.array._repr import array2string, array_repr, array_str, print0

@@ -13,20 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from distarray.array._mapping import mesh_and_first
-from distarray.comm import _memory, all_gather_checked, copy_box
+from distarray.comm import _memory, copy_box
 from distarray.core import (
     BaseArray,
     check_device,
     check_distributed,
     check_flag,
-    lift,
     move,
     new_array,
     plain_buffer,
     reduce_partial,
 )
-from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
+from distarray.errors import DTypeError, ShapeError
 from distarray.layout import Layout
 from distarray.ops import (
     Exchange,
@@ -220,112 +218,3 @@ def halo(x: Any, width: Any, boundary: Any = None, *, async_op: bool = False) ->
     if not async_op:
         return made._begin(found.first.exchange, block)
     return _in_background(found.first.exchange, lambda exchange: made._begin(exchange, block))
-
-
-def map_overlap(
-    func: Callable[..., Any],
-    *arrays: Any,
-    width: Any,
-    boundary: Any = None,
-    trim: bool = True,
-    **options: Any,
-) -> Any:
-    """Call a function of plain arrays with this process's blocks and their neighbours' edges.
-
-    Collective over the mesh; dask's `map_overlap`, whose depth is the width here.
-
-    Parameters
-    ----------
-    func : callable
-        `func(*blocks, **options)` returns one array.
-    *arrays
-        Distributed arrays of one shape, at least one; they are moved to the layout of the first.
-        Whatever else is among them is passed on as it is.
-    width, boundary
-        As for `halo`: NumPy's "reflect" leaves out the outermost item, dask's is "symmetric" here.
-    trim : bool
-        What `func` returns has the shape of the block with edges, which are cut off. With
-        `trim=False` it has the shape of the block itself.
-    **options
-        Passed on to `func`.
-
-    Returns
-    -------
-    DistArray
-        Of the shape and layout of the first array.
-
-    Raises
-    ------
-    ArgumentTypeError
-        Without a distributed array.
-    ShapeError
-        If the arrays differ in shape, or the results have another one, on every rank alike.
-    DTypeError
-        If the results differ in dtype.
-
-    Notes
-    -----
-    Distribution: a halo of each array, and one small exchange, which carries an exception of
-    `func` on one rank to all. Where a block is empty `func` is not called, unless all are. Peak
-    memory: the blocks with edges and what `func` needs.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import distarray as da
-    >>> x = da.asarray(np.array([0.0, 0, 9, 0, 0, 0]))
-    >>> print(da.map_overlap(lambda b: np.convolve(b, np.ones(3) / 3, "same"), x, width=1))
-    [0. 3. 3. 3. 0. 0.]
-    """
-    trim = check_flag("map_overlap", "trim", trim)
-    if "depth" in options:
-        raise ArgumentTypeError("map_overlap takes no depth=; pass it as width=")
-    mesh, first = mesh_and_first("map_overlap", arrays)
-    layout = first.without_partial()
-    rims = {}
-    blocks = list(arrays)
-    for i, x in enumerate(arrays):
-        if isinstance(x, BaseArray):
-            if x.shape != layout.shape:
-                raise ShapeError(
-                    f"map_overlap of shapes {layout.shape} and {x.shape}; they must be equal: pass "
-                    "others as plain arrays, or make a halo of each"
-                )
-            rims[i] = read_rim("map_overlap", width, boundary, layout, x.dtype)
-    for i in rims:
-        blocks[i] = move("map_overlap", arrays[i]._local, lift(arrays[i]._layout, mesh), layout)
-    shape = layout.local_shape()
-    if mesh.coordinate is None:
-        return new_array(_memory.empty(shape, arrays[next(iter(rims))].dtype, mesh.device), layout)
-    for i, rim in rims.items():
-        found = rim_of_block("map_overlap", layout, rim, blocks[i].dtype)
-        blocks[i] = found.first.around(blocks[i], rim.constants)
-    expected = found.first.shape if trim else shape
-    result: Any = None
-
-    def say() -> str | None:
-        nonlocal result
-        if 0 in shape and 0 not in layout.shape:
-            return None
-        result = plain_buffer(func(*blocks, **options), "map_overlap", mesh.device)
-        check_device(result, mesh, "map_overlap")
-        if result.shape != expected:
-            raise ShapeError(
-                f"map_overlap with trim={trim}: the function returned a block of shape "
-                f"{result.shape} where {expected} was expected; trim=True takes blocks with edges, "
-                "and trim=False without"
-            )
-        return str(result.dtype.str)
-
-    dtypes = {dtype for dtype in all_gather_checked(mesh, "map_overlap", say) if dtype is not None}
-    if len(dtypes) > 1:
-        raise DTypeError(
-            "map_overlap: the function returned blocks of "
-            f"{' and '.join(sorted(str(np.dtype(one)) for one in dtypes))}; convert them to one "
-            "dtype in it"
-        )
-    if result is None:
-        result = _memory.empty(shape, dtypes.pop(), mesh.device)
-    elif trim:
-        result = result[found.interior or ...]
-    return new_array(result, layout)

@@ -15,7 +15,6 @@ from distarray.comm import CommLog, _backend, init_device_mesh, simulate
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
-    CommunicationError,
     DTypeError,
     MismatchError,
     ShapeError,
@@ -56,6 +55,14 @@ def expected(value: np.ndarray, layout: Any, widths: Any, modes: Any) -> tuple[A
     return padded(value, widths, modes)[tuple(keys)], tuple(interior)
 
 
+def others(layout: Any, widths: Any, modes: Any) -> int:
+    """Return how many items of the block with edges are of other blocks."""
+    index = np.arange(layout.size).reshape(layout.shape)
+    own = index[tuple(slice(*one) for one in layout.local_box())]
+    block, _ = expected(index, layout, widths, [-1 if mode == 7 else mode for mode in modes])
+    return int(np.sum((block >= 0) & ~np.isin(block, own)))
+
+
 @settings(max_examples=150)
 @given(data=st.data())
 def test_halo_is_the_block_of_the_padded_array(data: st.DataObject) -> None:
@@ -67,7 +74,8 @@ def test_halo_is_the_block_of_the_padded_array(data: st.DataObject) -> None:
 
     def program() -> None:
         x = case.build()
-        found = da.halo(x, widths if ndim else 0, dict(enumerate(modes)))
+        with CommLog() as log:
+            found = da.halo(x, widths if ndim else 0, dict(enumerate(modes)))
         assert found.array.layout is x.layout.without_partial()
         if x.mesh.coordinate is None:
             assert found.block.size == 0
@@ -76,6 +84,8 @@ def test_halo_is_the_block_of_the_padded_array(data: st.DataObject) -> None:
         block, interior = expected(case.value, x.layout, widths, modes)
         np.testing.assert_array_equal(host(found.block), block)
         assert found.interior == interior
+        if not x.layout.has_partial and "edge" not in modes and 1 not in case.shape:
+            assert log.bytes() == others(x.layout, widths, modes) * case.value.itemsize
         found.block[...] = 99
         found.update(da.distribute_array(other, x.mesh, x.layout.without_partial().placements))
         block, _ = expected(other, x.layout, widths, modes)
@@ -201,82 +211,6 @@ def test_a_stencil_in_a_loop_agrees_with_numpy() -> None:
             p = padded(wanted, [(1, 1)] * 2, ["periodic", "edge"])
             wanted = wanted + 0.1 * (p[:-2, 1:-1] + p[2:, 1:-1] - p[1:-1, :-2] * p[1:-1, 2:])
         agrees(u.array, wanted, rtol=1e-12)
-
-    on_ranks(program)
-
-
-# --- functions of blocks with edges --------------------------------------------------------------
-
-
-def _laplacian(block: Any, scale: float = 1.0) -> Any:
-    """Return a stencil of three points along each axis, of a block without its rim."""
-    inner = (slice(1, -1),) * block.ndim
-    total = block[inner] * (-2.0 * block.ndim)
-    for axis in range(block.ndim):
-        for part in (slice(None, -2), slice(2, None)):
-            total = total + block[(*inner[:axis], part, *inner[axis + 1 :])]
-    return total * scale
-
-
-@settings(max_examples=40)
-@given(data=st.data())
-def test_map_overlap_agrees_with_the_function_of_the_padded_array(data: st.DataObject) -> None:
-    case = data.draw(cases((np.float64, np.int32), ("sum",)))
-    mode = data.draw(sample(MODES[1:]))
-    if 0 in case.shape and mode != 7:
-        mode = 7
-    modes, ones = [mode] * len(case.shape), [(1, 1)] * len(case.shape)
-
-    def program() -> None:
-        x = case.build()
-        wanted = _laplacian(padded(case.value, ones, modes), 3.0)
-        y = da.map_overlap(_laplacian, x, width=1, boundary=mode, trim=False, scale=3.0)
-        assert y.layout is x.layout.without_partial()
-
-        def two(a: Any, b: Any, c: int) -> Any:
-            result = a * 0.0
-            if a.ndim:
-                result[(slice(1, -1),) * a.ndim] = _laplacian(a + b) * c
-            return result
-
-        z = da.map_overlap(two, x, x, 2, width=1, boundary=mode)
-        if x.mesh.coordinate is not None:
-            agrees(y, wanted)
-            agrees(z, _laplacian(padded(case.value, ones, modes)) * 4.0)
-
-    on_ranks(program)
-
-
-def test_map_overlap_errors_are_raised_on_every_rank() -> None:
-    def program() -> None:
-        mesh = init_device_mesh((4,))
-        x = da.distribute_array(np.arange(8.0), mesh, [Shard(0)])
-
-        def fails(block: Any) -> Any:
-            if mesh.rank == 2:
-                raise RuntimeError("no")
-            return block
-
-        with pytest.raises(RuntimeError if mesh.rank == 2 else CommunicationError, match="no"):
-            da.map_overlap(fails, x, width=1)
-        with pytest.raises(ShapeError, match="trim"):
-            da.map_overlap(lambda b: b[1:] if mesh.rank else b, x, width=1)
-        with pytest.raises(DTypeError, match="float32"):
-            da.map_overlap(lambda b: b.astype("f4" if mesh.rank else "f8"), x, width=1)
-        with pytest.raises(ShapeError, match="equal"):
-            da.map_overlap(lambda a, b: a, x, x[1:], width=1)
-        with pytest.raises(ArgumentTypeError, match="width="):
-            da.map_overlap(lambda b: b, x, depth=1, width=1)
-        with pytest.raises(ArgumentTypeError, match="distributed"):
-            da.map_overlap(lambda b: b, np.arange(3), width=1)
-        # Three rows on four ranks: the function does not see the empty block.
-        few = da.distribute_array(np.arange(3.0), mesh, [Shard(0)])
-
-        def whole(block: Any) -> Any:
-            assert block.size == 3
-            return block.astype(np.float32)
-
-        agrees(da.map_overlap(whole, few, width=1, boundary=0), np.arange(3, dtype=np.float32))
 
     on_ranks(program)
 
