@@ -7,7 +7,15 @@ import itertools
 import numpy as np
 
 import distarray as da
-from benchmarks.cases import LINE_SIZE, Move, bins, heat_step, shuffled_rows
+from benchmarks.cases import (
+    LINE_SIZE,
+    Move,
+    bins,
+    cube,
+    heat_step,
+    seven_points,
+    shuffled_rows,
+)
 from benchmarks.measure import Work
 
 NAME = "distarray"
@@ -75,6 +83,9 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
     }
     if name in ("halo", "heat step"):
         return _with_edges(dx, name == "heat step")
+    if name == "7-point stencil":
+        planes = _array(cube(x), da.default_mesh(), ("S0",))
+        return lambda: da.map_overlap(seven_points, planes, width=1, interior_first=True)
     return works.get(name)
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks.cases import Move, bins, heat_step, shuffled_rows
+from benchmarks.cases import Move, bins, cube, heat_step, seven_points, shuffled_rows
 from benchmarks.measure import Work
 
 NAME = "by hand"
@@ -130,6 +130,8 @@ def operation(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> Work | 
             return lambda: rng.permutation(part * comm.size)[own]
         case "halo" | "heat step":
             return _with_edges(comm, x, name == "heat step")
+        case "7-point stencil":
+            return _stencil(comm, cube(x))
         case "S0 @ R":
             out = np.zeros((x.shape[0], r.shape[1]))
             return lambda: np.matmul(x, r, out=out)
@@ -189,6 +191,34 @@ def _with_edges(comm: MPI.Comm, x: np.ndarray, step: bool) -> Work:
         ]
         MPI.Request.Waitall(requests)
         return heat_step(u, scratch) if step else u[1:-1, 1:-1]
+
+    return work
+
+
+def _stencil(comm: MPI.Comm, u: np.ndarray) -> Work:
+    """Exchange planes with the neighbours while the interior is computed, then the outer planes."""
+    out, ends = np.zeros_like(u), np.zeros((2, 3, *u.shape[1:]))
+    sides = [
+        (other, end, place, giver, taker)
+        for other, end, place, giver, taker in (
+            (comm.rank - 1, ends[0], 0, 0, 0),
+            (comm.rank + 1, ends[1], -1, -1, 2),
+        )
+        if 0 <= other < comm.size
+    ]
+
+    def work() -> np.ndarray:
+        requests = [comm.Irecv(end[taker], other) for other, end, _, _, taker in sides]
+        requests += [comm.Isend(u[giver], other) for other, _, _, giver, _ in sides]
+        seven_points(u, out)
+        MPI.Request.Waitall(requests)
+        for _, end, place, _, taker in sides:
+            if taker == 0:
+                end[1:] = u[:2]
+            else:
+                end[:2] = u[-2:]
+            out[place] = seven_points(end)[1]
+        return out
 
     return work
 
