@@ -24,7 +24,7 @@ from distarray.core import (
     plain_buffer,
     reduce_partial,
 )
-from distarray.errors import DTypeError, ShapeError
+from distarray.errors import DistArrayError, DTypeError, ShapeError
 from distarray.layout import Layout
 from distarray.ops import (
     Exchange,
@@ -33,6 +33,7 @@ from distarray.ops import (
     fill_in,
     fill_views,
     read_rim,
+    refuse_exchange,
     rim_of_block,
     run_exchange,
     target_views,
@@ -92,11 +93,18 @@ class Halo:
             If `x` has another shape.
         DTypeError
             If its dtype does not cast to that of the halo.
+        MismatchError
+            If `x` is wrong on another process.
         """
+        exchange, async_op = self._exchange, check_flag("halo", "async_op", async_op)
         if x is not None:
-            self._take(x)
-        exchange = self._exchange
-        if not check_flag("halo", "async_op", async_op):
+            try:
+                self._take(x)
+            except DistArrayError as error:
+                if exchange is not None:  # a plain array may be wrong on this process alone
+                    _refuse(exchange, str(error), async_op)
+                raise
+        if not async_op:
             return self if exchange is None else self._renew(exchange)
         if exchange is None:
             return run_now(lambda _: self)
@@ -136,7 +144,14 @@ class Halo:
         return self
 
 
-def _in_background(exchange: Exchange, run: Callable[[Exchange], Halo]) -> Any:
+def _refuse(exchange: Exchange, reason: str, async_op: bool) -> None:
+    if async_op:
+        _in_background(exchange, lambda found: refuse_exchange(found, reason)).wait()
+    else:
+        refuse_exchange(exchange, reason)
+
+
+def _in_background(exchange: Exchange, run: Callable[[Exchange], Any]) -> Any:
     """Begin an exchange on a communicator of its own, and return its handle."""
     communicator = exchange.communicator
     if communicator.size > 1:

@@ -236,6 +236,7 @@ from distarray.ops.families._windows import Exchange as Exchange
 from distarray.ops.families._windows import Pair as Pair
 from distarray.ops.families._windows import Window as Window
 from distarray.ops.families._windows import from_flat as from_flat
+from distarray.ops.families._windows import refuse_exchange as refuse_exchange
 from distarray.ops.families._windows import run_exchange as run_exchange
 from distarray.ops.families._windows import target_views as target_views
 from distarray.ops.families._windows import to_flat as to_flat

@@ -196,6 +196,30 @@ def test_halo_refuses_what_it_cannot_have_on_every_rank() -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("ranks_per_node", [None, 1])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_block_that_is_wrong_on_one_rank_makes_no_other_wait(
+    ranks_per_node: int | None, async_op: bool
+) -> None:
+    value = np.arange(16.0).reshape(8, 2)
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        u = da.halo(da.distribute_array(value, mesh, [Shard(0)]), 1, "periodic")
+        own = slice(2 * mesh.rank, 2 * mesh.rank + 2)
+
+        def renew(block: np.ndarray) -> Any:
+            found = u.update(_backend.asarray(block.copy(), mesh.device), async_op=async_op)
+            return found.wait() if async_op else found
+
+        with pytest.raises(ShapeError if mesh.rank == 2 else MismatchError, match="interior"):
+            renew(value[own][: 1 if mesh.rank == 2 else 2])
+        wanted, _ = expected(-value, u.array.layout, [(1, 1)] * 2, ["periodic"] * 2)
+        np.testing.assert_array_equal(host(renew(-value[own]).block), wanted)
+
+    simulate(4, program, timeout=60, ranks_per_node=ranks_per_node)
+
+
 def test_a_stencil_in_a_loop_agrees_with_numpy() -> None:
     value = np.random.default_rng(0).random((9, 7))
 

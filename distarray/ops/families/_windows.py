@@ -8,12 +8,14 @@ is what a block needs of its neighbours' items (`_neighbours`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from distarray.comm import _backend, _memory, copy_boxes, pause_logs, record, recording, token
+from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer, Shape
@@ -86,6 +88,13 @@ def run_exchange(
     nbytes = sum(target.nbytes for pair, target in pairs if pair.peer != own)
     record("exchange", communicator.name, nbytes, perf_counter() - started)
     return out
+
+
+def refuse_exchange(exchange: Exchange, reason: str) -> None:
+    """Join an exchange only to say that this process cannot take part: the others raise."""
+    if exchange.communicator.size > 1:
+        with contextlib.suppress(MismatchError):
+            exchange.communicator.agree(token("refused", reason), f"refused: {reason}")
 
 
 def target_views(exchange: Exchange, out: Buffer) -> list[Buffer]:
