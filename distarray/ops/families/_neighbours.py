@@ -238,14 +238,16 @@ def own_block(layout: Layout, axis: int) -> int:
 def fetch(layout: Layout, axis: int, reach: Reach, what: str) -> Callable[[Buffer], Buffer]:
     """Return the function of a block that gives the stretch of `axis` that this process needs.
 
-    It is collective over the mesh axes that cut `axis`; where none does, it takes the stretch.
+    It is collective over the mesh axes that cut `axis`; where there is one block, it takes the
+    stretch of that.
     """
-    if not layout.sharding_axes(axis):
+    if layout.partition(axis).count == 1:
         key = (*(WHOLE,) * axis, slice(*reach(0)))
         return lambda block: block[key]
     return surround(layout, {axis: (reach, None)}, what).around
 
 
-def borders(layout: Layout, axis: int, width: int) -> Layout:
-    """Return a layout of as many items as blocks get from their neighbours, `width` a block."""
-    return resize_axis(layout, axis, width * layout.partition(axis).count)
+def sent(layout: Layout, axis: int, width: int) -> tuple[tuple[Layout, Layout, bool], ...]:
+    """Return what is sent, see `Layouts`, where blocks get `width` items of their neighbours."""
+    count = layout.partition(axis).count
+    return ((layout, resize_axis(layout, axis, width * count), False),) if count > 1 else ()

@@ -28,7 +28,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Layout
 from distarray.ops.elementwise._rounding import conj
-from distarray.ops.families._neighbours import borders, fetch, own_block
+from distarray.ops.families._neighbours import fetch, own_block, sent
 from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.manipulation._shape import flip
 from distarray.typing import Buffer
@@ -55,8 +55,8 @@ def _spec(_: Op, call: Call) -> Layouts:
         inner = layout.partition(0).offsets[1:-1]
         offsets = {0: (0, *(min(i, length) for i in inner), length)}
     output = carry_cuts(whole, (length,), {0: 0}, offsets)
-    sends = [(whole, borders(whole, 0, width - 1), False)] if offsets and width > 1 else []
-    return Layouts((whole, replicated_layout(layout.mesh, kernel.shape)), output, tuple(sends))
+    sends = sent(whole, 0, width - 1) if width > 1 else ()
+    return Layouts((whole, replicated_layout(layout.mesh, kernel.shape)), output, sends)
 
 
 def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:

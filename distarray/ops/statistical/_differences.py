@@ -29,7 +29,7 @@ from distarray.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from distarray.layout import normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.elementwise._rounding import astype, copy
-from distarray.ops.families._neighbours import borders, fetch
+from distarray.ops.families._neighbours import fetch, sent
 from distarray.ops.families._relabel import resize_axis
 from distarray.ops.indexing._items import setitem
 from distarray.ops.manipulation._joining import concat
@@ -47,8 +47,7 @@ def _spec(_: Op, call: Call) -> Layouts:
     if not whole.sharding_axes(axis):
         return Layouts((whole,), resize_axis(whole, axis, length))
     offsets = tuple(min(i, length) for i in whole.partition(axis).offsets)
-    sends = ((whole, borders(whole, axis, n), False),)
-    return Layouts((whole,), resize_axis(whole, axis, length, offsets), sends)
+    return Layouts((whole,), resize_axis(whole, axis, length, offsets), sent(whole, axis, n))
 
 
 def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, Replicate, Shard, normalize_axes
-from distarray.ops.families._neighbours import Reach, borders, fetch, own_block
+from distarray.ops.families._neighbours import Reach, fetch, own_block, sent
 from distarray.typing import Buffer
 
 
@@ -67,8 +67,7 @@ def _spec(_: Op, call: Call) -> Layouts:
         shard_order=list(cutting),
         boundaries=None if boundaries is None else {0: boundaries},
     )
-    sends = [(layout, borders(layout, axis, 2), False)] if cutting else []
-    return Layouts((layout, *(line for _ in others)), layout, tuple(sends))
+    return Layouts((layout, *(line for _ in others)), layout, sent(layout, axis, 2))
 
 
 def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
