@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import platform
 import time
@@ -44,6 +45,7 @@ from distarray.comm.shared_memory._slots import (
     BLOCK_ON_DEVICE,
     BLOCK_STAGED,
     BYTES,
+    CORE,
     GONE,
     INLINE_BYTES,
     KIND,
@@ -67,9 +69,17 @@ from distarray.typing import Buffer
 # Measured on Zen 5: 200 reads take 4 us, a round about as long; an offer takes 0.5 us where nobody
 # takes the core, so that 2000 are a millisecond. Any numbers of these sizes do.
 _SPINS = 200  # reads of a flag before the core is offered to others
+_SPINS_APART = 2000  # so many more, 50 us, where it is known that the late rank has another core
 _SPINS_CROWDED = 10  # the same where the node has more ranks than this process has cores
 _YIELDS = 2000  # offers before sleeping in between
 _SLEEP = 50e-6  # seconds, about what Linux makes of shorter ones (its timers have 50 us of slack)
+
+_CORE_TOLD = 16  # rounds between two times that a rank says on which core it is, in 0.3 us
+_MOVE_EVERY = 10e-3
+"""Seconds between two moves to another core; one or two suffice."""
+_MOVE_SHARE = 0.01
+"""Of the time that moves may take: 20 us each where a core is idle, but where other programs keep
+all busy a rank that moves waits for its turn there, up to 80 ms as measured."""
 
 _KEPT_BYTES = 1024 * 1024
 """Copies up to this size are kept for their readers until the next round, instead of waiting for
@@ -100,7 +110,9 @@ class Channel:
         self._world_ranks = world_ranks
         self._round = 0
         self._place = ""
-        self._spins = _SPINS if len(members) <= _cores() else _SPINS_CROWDED
+        self._is_crowded = len(members) > _cores()
+        self._spins = _SPINS_CROWDED if self._is_crowded else _SPINS
+        self._next_move = 0.0
         self._keep = own
         self._unread: Buffer | None = None
         """A copy that others may read until the next round has begun."""
@@ -247,6 +259,8 @@ class Channel:
         others = self._others[self._round & 1]
         self._round += 1
         number = self._round
+        if not number % _CORE_TOLD:
+            self._tell_core()
         words[TOKEN] = token
         fence = self._fence
         if fence is not None:
@@ -291,6 +305,10 @@ class Channel:
         for _ in range(self._spins):
             if words[ROUND] == number:
                 return
+        if not self._is_crowded and self._is_apart(words):
+            for _ in range(_SPINS_APART):
+                if words[ROUND] == number:
+                    return
         for _ in range(_YIELDS):
             if words[ROUND] == number:
                 return
@@ -312,6 +330,42 @@ class Channel:
                     self._raise_gone(number, what)
                 if time.monotonic() > deadline:
                     raise CommunicationError(timeout_message(self._world_ranks[self.me]))
+
+    def _is_apart(self, words: memoryview) -> bool:
+        """Tell whether a late rank runs on another core than this one, which moves if need be.
+
+        Two ranks that wait for each other in turn by `sched_yield` may share a core for long while
+        another one is idle: Linux takes both for too warm in its caches to be moved, and each round
+        takes 10 to 30 us then, by switches from one to the other (measured on two cores of a
+        virtual machine, where a round on two cores takes 1 us). The rank that waits goes, to a core
+        on which no other has run lately, and is free to be moved again at once.
+        """
+        core = self._tell_core()
+        if core < 0 or words[CORE] != core + 1:
+            return True
+        started = time.monotonic()
+        if started < self._next_move:
+            return False
+        allowed = os.sched_getaffinity(0)
+        free = allowed.difference([slot.words[CORE] - 1 for _, slot in self._others[0]])
+        if not free:
+            return False
+        try:
+            os.sched_setaffinity(0, {sorted(free)[self.me % len(free)]})
+        except OSError:  # where that is not allowed
+            return False
+        finally:
+            os.sched_setaffinity(0, allowed)
+            now = time.monotonic()
+            self._next_move = now + max(_MOVE_EVERY, (now - started) / _MOVE_SHARE)
+        return True
+
+    def _tell_core(self) -> int:
+        """Say in the own slots on which core this rank runs, and return it."""
+        core = _current_core()
+        for slot in self._mine:
+            slot.words[CORE] = core + 1
+        return core
 
 
 class _Views:
@@ -389,6 +443,19 @@ def _stage(block: np.ndarray) -> np.ndarray:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def _find_core() -> Callable[[], int]:
+    """Return what tells on which core this thread runs: -1 where nothing does."""
+    try:
+        # Not by `CDLL`, which lets other threads run and so takes three times as long.
+        found: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
+    except (OSError, AttributeError):
+        return lambda: -1
+    return found if hasattr(os, "sched_setaffinity") else lambda: -1
+
+
+_current_core = _find_core()
 
 
 def _memory_fence() -> Callable[[], None] | None:

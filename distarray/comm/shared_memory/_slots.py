@@ -23,6 +23,7 @@ HEADER = (8 + 2 * MAX_NDIM) * 8  # the words named below, then shape and strides
 SLOT = HEADER + INLINE_BYTES
 ROUND, TOKEN, KIND, SIZE, NDIM, OFFSET, SHAPE = range(7)
 GONE = HEADER // 8 - 1  # set by a rank that has come to the end of the program
+CORE = GONE - 1  # on which core a rank has run lately, counted from 1; 0 where nobody knows
 _DESCRIBED = 5  # blocks of up to so many axes are described by one run of bytes
 _DESCRIPTION = slice(KIND * 8, (SHAPE + 2 * _DESCRIBED) * 8)
 _KEPT = 256  # descriptions whose arrays are kept, per slot; any number of this size does
