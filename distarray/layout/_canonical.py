@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from distarray.errors import (
     ArgumentTypeError,
@@ -82,6 +82,13 @@ class Description:
     _partitions: tuple[Partition, ...]
 
 
+_PLAIN_KEPT = 1024  # any number of this size does
+_plain: dict[Any, tuple[tuple[Placement, ...], tuple[tuple[int, ...], ...], tuple[Shape, ...]]] = {}
+"""Of placements, the shape of a mesh and a number of axes, once they are known to fit: placements
+with their axes counted from the first, and for each axis the mesh axes that cut it, and into how
+many parts each does."""
+
+
 def _description(
     mesh: Mesh,
     placements: tuple[Placement, ...],
@@ -120,17 +127,31 @@ def describe(
             f"{type(mesh).__name__}"
         )
     extents = _read_shape(shape)
-    placed = _read_placements(placements, mesh, len(extents))
+    ndim = len(extents)
+    spelled = None
+    if shard_order is None and boundaries is None and placements.__class__ in (tuple, list):
+        spelled = tuple(placements), mesh.shape, ndim
+        try:
+            known = _plain.get(spelled)
+        except TypeError:  # some are no placements, and have no hash
+            known = None
+        if known is not None:
+            placed, cuts, counts = known
+            partitions = [chunk(*one) for one in zip(extents, counts, strict=True)]
+            return _description(mesh, placed, extents, None, (), cuts, partitions)
+    placed = _read_placements(placements, mesh, ndim)
     by_axis: list[list[int]] = [[] for _ in extents]
     for mesh_axis, placement in enumerate(placed):
         if type(placement) is Shard:
             by_axis[placement.axis].append(mesh_axis)
     order = None if shard_order is None else _canonical_order(shard_order, by_axis, mesh)
     cuts = tuple(_in_order(axes, order) for axes in by_axis)
-    partitions = [
-        chunk(size, tuple([mesh.shape[i] for i in axes]))
-        for size, axes in zip(extents, cuts, strict=True)
-    ]
+    counts = tuple([tuple([mesh.shape[i] for i in axes]) for axes in cuts])
+    if spelled is not None:
+        if len(_plain) >= _PLAIN_KEPT:
+            _plain.clear()
+        _plain[spelled] = placed, cuts, counts
+    partitions = [chunk(*one) for one in zip(extents, counts, strict=True)]
     kept = _apply_boundaries(boundaries, partitions, extents) if boundaries is not None else ()
     return _description(mesh, placed, extents, order, kept, cuts, partitions)
 
@@ -191,7 +212,7 @@ def _read_shape(shape: Sequence[int]) -> Shape:
         raise ArgumentTypeError(
             f"shape {shape!r}: must be a sequence of integers, for instance (512, 64)"
         ) from None
-    if any(size < 0 for size in extents):
+    if extents and min(extents) < 0:
         raise ShapeError(f"shape {extents}: no axis can have a negative length")
     if prod(extents) > sys.maxsize or (0 in extents and max(extents) > sys.maxsize):
         raise ShapeError(f"shape {extents}: the number of items must fit into 64 bits")

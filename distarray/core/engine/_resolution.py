@@ -7,13 +7,14 @@ that all ranks choose alike.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distarray.core._spec import Move, Rule, Spec
 from distarray.errors import DistArrayError
-from distarray.layout import Layout, Shard, mark_counted
+from distarray.layout import Layout, Partial, Placement, Shard, mark_counted
 from distarray.redistribute import estimate
 from distarray.typing import Shape
 
@@ -38,6 +39,10 @@ def resolve(
     the seconds of the local call that `work(input layouts)` gives.
     """
     mesh = layouts[0].mesh
+    if all(layout.shard_order is None and not layout._boundaries for layout in layouts):
+        placements = _fitting(spec, tuple([layout.placements for layout in layouts]))
+        if placements is not None:
+            return [None] * len(layouts), Layout(mesh, placements, _output_shape(spec, layouts))
     per_axis = [_choices(spec, layouts, axis) for axis in range(mesh.ndim)]
     count = 1
     for choices in per_axis:
@@ -62,6 +67,27 @@ def resolve(
     return moves, output
 
 
+@functools.lru_cache(maxsize=1024)  # any number of this size does
+def _fitting(
+    spec: Spec, placements: tuple[tuple[Placement, ...], ...]
+) -> tuple[Placement, ...] | None:
+    """Return the output's placements where inputs of the default splits fit; None: they do not.
+
+    These splits follow from placements and lengths, so that cuts of one letter agree.
+    """
+    found = []
+    for have in zip(*placements, strict=True):
+        for choice in _choices_of(spec, have):
+            output, *inputs = choice if isinstance(choice, tuple) else spec.placements(choice)
+            if tuple(inputs) == have:
+                found.append(output)
+                break
+        else:
+            return None
+    ops = {placement.op for placement in found if type(placement) is Partial}
+    return tuple(found) if len(ops) < 2 else None  # they may not stand side by side
+
+
 def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> list[Move]:
     """Return the moves that bring every operand to the layout of operand `donor`, which stays."""
     letters = spec.inputs[donor]
@@ -80,7 +106,11 @@ def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> list[Move]:
 
 def _choices(spec: Spec, layouts: Sequence[Layout], axis: int) -> list[Choice]:
     """Return what mesh axis `axis` may do: a matching Partial rule, a letter to cut, None."""
-    have = tuple(layout.placements[axis] for layout in layouts)
+    return _choices_of(spec, tuple(layout.placements[axis] for layout in layouts))
+
+
+def _choices_of(spec: Spec, have: tuple[Placement, ...]) -> list[Choice]:
+    """Return what a mesh axis may do on which the inputs have some placements."""
     for rule in spec.partial:
         if rule[1:] == have:
             return [rule]
@@ -160,17 +190,23 @@ def _built(
     # Layouts in mesh order are found by how they are spelled, in a tenth of the time.
     order = None if named == sorted(named) else named
     built = []
-    sizes: dict[int, int] = {}
     for i, layout in enumerate(layouts):
         placements = [rule[i + 1] for rule in rules]
         built.append(_layout(mesh, placements, layout.shape, order, spec.inputs[i], cuts))
-        sizes |= {x: n for x, n in zip(spec.inputs[i], layout.shape, strict=True) if x is not None}
-    shape = tuple(1 if x is None else sizes[x] for x in spec.output)
+    shape = _output_shape(spec, layouts)
     output = _layout(mesh, [rule[0] for rule in rules], shape, order, spec.output, cuts)
     if any(layout.is_counted for layout in layouts):
         for one in (*built, output):
             mark_counted(one)
     return built, output
+
+
+def _output_shape(spec: Spec, layouts: Sequence[Layout]) -> Shape:
+    sizes: dict[int | None, int] = {}
+    for letters, layout in zip(spec.inputs, layouts, strict=True):
+        sizes.update(zip(letters, layout.shape, strict=True))
+    sizes[None] = 1
+    return tuple([sizes[x] for x in spec.output])
 
 
 def _cuts(spec: Spec, layouts: Sequence[Layout], cut: dict[int, list[int]], donor: int) -> Cuts:

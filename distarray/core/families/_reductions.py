@@ -419,6 +419,7 @@ def result_dtype(op: Op, dtype: Any, wanted: Any) -> Any:
     return local_dtype(op, dtype, (0,), wanted, False)
 
 
+@functools.lru_cache(maxsize=1024)  # any number of this size does
 def local_dtype(op: Op, dtype: Any, *arguments: Any) -> Any:
     """Return the dtype of what the local function makes of items of a dtype.
 

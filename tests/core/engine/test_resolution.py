@@ -59,4 +59,9 @@ def test_operands_that_fit_are_not_weighed_against_other_ways(monkeypatch) -> No
     moves, output = resolve(pointwise(((7, 5),), (7, 5)), [layout])
     assert moves == [None]
     assert output is layout
+    assert not priced
+    uneven = layout.replace(boundaries={0: (0, 1, 7)})
+    moves, output = resolve(pointwise(((7, 5),), (7, 5)), [uneven])
+    assert moves == [None]
+    assert output is uneven
     assert len(priced) == 1
