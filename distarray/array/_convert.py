@@ -19,6 +19,7 @@ from distarray.core import (
     check_position,
     choose_mesh,
     choose_placements,
+    copy_block,
     device_of,
     empty_block,
     is_stored,
@@ -350,11 +351,11 @@ def redistribute(
     block = convert_averaged(array._local, dst)
     if async_op:
         return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
-    # A slice of a replicated block, or the block itself where nothing changes, would let in-place
-    # operations on the result change this array, and replicas on every rank in another part.
+    # The block itself, where nothing changes, would let in-place operations on the result change
+    # this array.
     block, near = reduced_source(array, block, src, dst)
-    result = unshare(redistribute_local(block, near, dst, max_bytes=max_bytes), block)
-    return array._new_apart(result, dst)
+    result = redistribute_local(block, near, dst, max_bytes=max_bytes)
+    return array._new_apart(copy_block(result) if result is block else result, dst)
 
 
 def _to_another_device(array: Any, dst: Layout, async_op: bool, max_bytes: int | None) -> Any:

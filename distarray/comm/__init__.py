@@ -54,6 +54,7 @@ from distarray.comm._settings import setting
 from distarray.comm._states import (
     FOLDED_BY_ALL,
     exclusive_scan,
+    gather_blocks,
     gather_parts,
     gather_states,
     gather_words,
@@ -96,6 +97,7 @@ __all__ = [
     "exclusive_scan",
     "expand",
     "fill",
+    "gather_blocks",
     "gather_parts",
     "gather_states",
     "gather_words",

@@ -66,8 +66,9 @@ _SHORTEST_RUN: Final = 128
 _PLAIN: Final = frozenset(np.dtype(kind) for kind in ("f8", "f4", "i8", "i4", "c16", "c8"))
 """Data types of NumPy arrays that reduce in themselves."""
 
-_FEW: Final = 64
-"""Elements that take less time than to decide who reduces them; any number of this size does."""
+_FEW: Final = 4096
+"""Elements that NumPy reduces in any case, at once: to decide that takes longer than some hundred.
+"""
 
 _ON_BYTES: Final = {"any": "bor", "all": "band"}
 """What a reduction of truth values, each a byte 0 or 1, is among bytes."""

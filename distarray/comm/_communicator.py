@@ -517,14 +517,15 @@ class Communicator(ABC):
             pass
 
     def exchange_small(
-        self, payload: bytes | memoryview, token: int, what: object = ""
+        self, payload: bytes | memoryview, token: int, what: object = "", most: int | None = None
     ) -> Sequence[bytes | memoryview] | None:
-        """Return every rank's bytes, as many of each; None where that needs another way.
+        """Return every rank's bytes; None where that needs another way.
 
-        Whether it does depends on nothing in which ranks differ. What is returned is valid until
+        Whether it does depends on nothing in which ranks differ. No rank has more bytes than
+        ``most``, which all pass alike; without it all have as many. What is returned is valid until
         the next call; there are at least two ranks. ``token`` and ``what`` are as in ``views``.
         """
-        del payload, token, what
+        del payload, token, what, most
         return None
 
     @abstractmethod

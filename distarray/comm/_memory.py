@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, Final
 from weakref import ref
 
@@ -49,9 +50,7 @@ def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
     if device is not None and device != "cpu":
         return _device.empty(shape, dtype, device)
     dtype = np.dtype(dtype)
-    nbytes = dtype.itemsize
-    for n in shape:
-        nbytes *= n
+    nbytes = dtype.itemsize * prod(shape)
     if nbytes < POOLED_BYTES or dtype.hasobject or not _arena.HAS_MEMORY_FILES:
         return np.empty(shape, dtype)
     found = _arena.take(nbytes)

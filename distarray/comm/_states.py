@@ -60,6 +60,32 @@ def gather_states(
     return everyone
 
 
+def gather_blocks(
+    comm: Communicator, mine: np.ndarray, most: int, token: int, what: object = ""
+) -> list[np.ndarray]:
+    """Return every rank's bytes, in rank order, of which each may have another number.
+
+    ``mine`` is uint8, and ``most`` as many as any rank has at most, alike on all of them. The rest
+    is as for ``gather_states``.
+    """
+    if comm.size == 1:
+        return [mine.copy()]
+    started = perf_counter()
+    small = comm.exchange_small(mine.data, token, what, most)
+    if small is not None:
+        found = [np.frombuffer(bytearray(one), np.uint8) for one in small]
+    else:
+        with _log.pause_logs():
+            sizes = [size for (size,) in gather_words(comm, [mine.size], token, what)]
+            everything: np.ndarray = _memory.empty((sum(sizes),), np.uint8)
+            comm.all_gather(mine, everything, sizes)
+        found = [everything[a:b] for a, b in pairwise(offsets(sizes))]
+    if _log.recording():
+        nbytes = sum([one.size for one in found]) - mine.size
+        _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
+    return found
+
+
 def scatter_states(
     comm: Communicator, mine: np.ndarray, counts: Counts, token: int, what: object = ""
 ) -> np.ndarray:

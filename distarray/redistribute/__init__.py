@@ -16,6 +16,7 @@ from distarray.redistribute._execute import (
     read_local,
     reads_in_place,
     redistribute_local,
+    redistribute_together,
     refuse,
 )
 from distarray.redistribute._packed import Packed
@@ -46,6 +47,7 @@ __all__ = [
     "reads_in_place",
     "redistribute_async",
     "redistribute_local",
+    "redistribute_together",
     "refuse",
     "refuse_async",
     "run_in_background",

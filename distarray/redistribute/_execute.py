@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
@@ -44,11 +44,12 @@ from distarray.comm import (
     token,
 )
 from distarray.errors import MismatchError
-from distarray.layout import REDUCTIONS, Layout, chunk, forget_recent, keep_recent, recall
+from distarray.layout import REDUCTIONS, Layout, chunk, forget_recent, keep_recent, kept, recall
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._messages import Messages, region
 from distarray.redistribute._plan import clear_planned, plan
 from distarray.redistribute._schedule import receives
+from distarray.redistribute._small_blocks import SmallBlocks, are_small
 from distarray.redistribute._steps import (
     AllReduceStep,
     DirectAllReduceStep,
@@ -111,6 +112,27 @@ def redistribute_local(
     for step in bound_steps(src, dst, local.dtype, max_bytes, background):
         local = step(local, purpose)
     return local
+
+
+def redistribute_together(
+    blocks: Sequence[Buffer],
+    moves: Sequence[tuple[Layout, Layout]],
+    bring: Callable[[Buffer, Layout, Layout], Buffer] = redistribute_local,
+) -> list[Buffer]:
+    """Return what ``bring``, `redistribute_local` or `read_local`, makes of each of several blocks.
+
+    Those that are small travel in one round. Each move is a layout before and after; all are on one
+    mesh, and no block is Partial.
+    """
+    found: dict[int, Buffer] = {}
+    key = [part for b, move in zip(blocks, moves, strict=True) for part in (*move, b.dtype)]
+    together = _together(*key) if len(blocks) > 1 else None
+    if together is not None and all(type(block) is np.ndarray for block in blocks):
+        found = together(blocks)
+    return [
+        found[i] if i in found else bring(block, *move)
+        for i, (block, move) in enumerate(zip(blocks, moves, strict=True))
+    ]
 
 
 def read_local(local: Buffer, src: Layout, dst: Layout) -> Buffer:
@@ -191,6 +213,7 @@ def clear_plans() -> None:
     """Forget all plans, and what is bound of them on this process."""
     with _programs_lock:
         _programs.clear()
+    _together.cache_clear()
     forget_recent()
     clear_planned()
 
@@ -323,6 +346,25 @@ class _Collective(ABC):
         )
         self._communicator = communicator
 
+    @property
+    def communicator(self) -> Communicator | None:
+        """Of the ranks that communicate; None where this one does not."""
+        return self._communicator
+
+    @property
+    def token(self) -> int:
+        """What tells the step from others."""
+        return self._token
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return self._step.name.replace("-", "_")
+
+    def bytes_received(self, rank: int) -> int:
+        """Return the bytes that a rank of the meshes takes from others."""
+        return self._step.bytes_received(rank)
+
     def __str__(self) -> str:
         step = self._step
         rounds = f" in {step.rounds} rounds" if step.rounds > 1 else ""
@@ -335,9 +377,8 @@ class _Collective(ABC):
         started = perf_counter()
         with pause_logs():
             result = self._run(local, purpose)
-        step = self._step
-        nbytes = step.bytes_received(communicator.ranks[communicator.rank])
-        record(step.name.replace("-", "_"), communicator.name, nbytes, perf_counter() - started)
+        nbytes = self.bytes_received(communicator.ranks[communicator.rank])
+        record(self.name, communicator.name, nbytes, perf_counter() - started)
         return result
 
     def _reduce_by_transport(
@@ -368,7 +409,7 @@ Take = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
 class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
-    __slots__ = ("_kept", "_messages", "_shape", "_takes", "_whole")
+    __slots__ = ("_kept", "_messages", "_shape", "_small", "_takes", "_whole")
     _step: ExchangeStep
 
     def __init__(
@@ -391,6 +432,8 @@ class _Exchange(_Collective):
         self._whole = isinstance(step, DirectAllReduceStep) and self._takes_whole(rank)
         """Whether every rank takes all of all blocks."""
         self._messages: dict[str, Messages] = {}
+        self._small: SmallBlocks | bool | None = False
+        """How blocks travel that are small; None: they are not, False: nobody has looked yet."""
 
     def _find_kept(self, rank: int) -> int | None:
         step = self._step
@@ -426,6 +469,15 @@ class _Exchange(_Collective):
             reduced = communicator.all_reduce_small(local, op, number, what)
             if reduced is not None:
                 return reduced
+        if device == "cpu":
+            small = self._small
+            if small is False:
+                small = self._small = self._find_small(communicator)
+            if small is not None:
+                told = small.exchange([local], number, what)
+                if told is not None:
+                    return self.take(told[0])
+                self._small = None
         out = _memory.empty(self._shape, self._dtype, device)
         kind = _backend.kind_of(device)
         takes, offered = self._takes, local
@@ -444,6 +496,31 @@ class _Exchange(_Collective):
         if messages is None:
             messages = self._messages[kind] = Messages(self._step, communicator, kind)
         messages.exchange(offered, out, number, what)
+        return out
+
+    def _find_small(self, communicator: Communicator) -> SmallBlocks | None:
+        if self._step.rounds > 1 or not communicator.reaches_all() or not are_small([self.source]):
+            return None
+        return SmallBlocks([self.source], communicator, [self.peers])
+
+    @property
+    def source(self) -> tuple[Layout, np.dtype[Any]]:
+        """The layout before, and the dtype of what travels."""
+        return self._step.src, self._step.dtype
+
+    @property
+    def peers(self) -> set[int]:
+        """The ranks of the communicator of whose blocks a part is taken."""
+        return {peer for peers, _, _ in self._takes for peer in peers}
+
+    def take(self, blocks: Mapping[int, Buffer]) -> Buffer:
+        """Return the new block, of blocks in host memory by rank of the communicator."""
+        out: np.ndarray = _memory.empty(self._shape, self._dtype)
+        if self._op is None and out.nbytes < _memory.POOLED_BYTES:
+            for (peer, *_), source, target in self._takes:
+                out[target] = blocks[peer][source]
+        else:
+            self._take(blocks, out, self._takes)
         return out
 
     @property
@@ -478,7 +555,7 @@ class _Exchange(_Collective):
             and _memory.is_shared(out)
         )
 
-    def _take(self, blocks: Sequence[Buffer], out: Buffer, takes: Sequence[Take]) -> None:
+    def _take(self, blocks: Any, out: Buffer, takes: Sequence[Take]) -> None:
         op = self._op
         total = out.nbytes
         if op is None:
@@ -490,6 +567,65 @@ class _Exchange(_Collective):
             for peers, source, target in takes
         ]
         reduce_boxes(boxes, op, total=total)
+
+
+class _Together:
+    """Several exchanges of small blocks, in one round."""
+
+    __slots__ = ("_communicator", "_moves", "_name", "_small", "_token")
+
+    def __init__(self, moves: Mapping[int, _Exchange], communicator: Communicator) -> None:
+        self._moves = moves
+        self._communicator = communicator
+        steps = moves.values()
+        sources, peers = [step.source for step in steps], [step.peers for step in steps]
+        self._small: SmallBlocks | None = SmallBlocks(sources, communicator, peers)
+        names = {step.name for step in steps}
+        self._name = names.pop() if len(names) == 1 else "exchange"
+        self._token = token("together", *[step.token for step in steps])
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._moves.values()))
+
+    def __call__(self, blocks: Sequence[np.ndarray]) -> dict[int, Buffer]:
+        """Return the new blocks, by their places; none where that needs another way."""
+        if self._small is None:
+            return {}
+        started = perf_counter()
+        own = [blocks[i] for i in self._moves]
+        told = self._small.exchange(own, self._token, self)
+        if told is None:
+            self._small = None
+            return {}
+        pairs = zip(self._moves.items(), told, strict=True)
+        found = {i: step.take(blocks) for (i, step), blocks in pairs}
+        if recording():
+            communicator = self._communicator
+            rank = communicator.ranks[communicator.rank]
+            nbytes = sum([step.bytes_received(rank) for step in self._moves.values()])
+            record(self._name, communicator.name, nbytes, perf_counter() - started)
+        return found
+
+
+@kept(1024)  # any number of this size does
+def _together(*parts: Any) -> _Together | None:
+    """Return how several blocks move in one round, given layouts before and after and dtypes.
+
+    None where fewer than two are small, among ranks of one node, and go along the same mesh axes.
+    """
+    chosen: dict[int, _Exchange] = {}
+    for i in range(0, len(parts), 3):
+        src, dst, dtype = parts[i : i + 3]
+        (step, *others) = (None,) if src is dst else bound_steps(src, dst, dtype)
+        if isinstance(step, _Exchange) and not others and not step.reduces:
+            chosen[i // 3] = step
+    steps = [*chosen.values()]
+    if len(steps) < 2 or not are_small([step.source for step in steps]):
+        return None
+    communicator = steps[0].communicator
+    if communicator is None or any(step.communicator is not communicator for step in steps):
+        return None
+    return _Together(chosen, communicator) if communicator.reaches_all() else None
 
 
 class _AllReduce(_Collective):

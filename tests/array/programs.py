@@ -39,7 +39,7 @@ from distarray.ops.searching import _searchsorted
 from distarray.ops.sets import _membership
 from distarray.ops.sorting import _block_sort, _exchange, _multiselection, _sort
 from distarray.ops.statistical import _histograms, _quantiles
-from distarray.redistribute import _execute
+from distarray.redistribute import _execute, _small_blocks
 from distarray.testing import reset
 from tests.array.strategies import MESH_SHAPES, RANKS, Case, special_items
 from tests.ops.test_every_row import BY_ITEM, CHOICES, COMPUTED, EXACT, LEAST_AXES, NUMPYS
@@ -71,11 +71,12 @@ METHODS = ["all", "any", "argmax", "argmin", "argsort", "choose", "clip", "cumpr
            "take", "transpose", "var"]  # fmt: skip
 """Functions that are methods of arrays, with the same arguments."""
 SMALL_LIMITS: dict[Any, dict[str, int]] = {
-    _exchange: {"_GATHERED_BYTES": 0},
+    _exchange: {"GATHERED_BYTES": 0},
     _sort: {"_LINES": 2},
     _block_sort: {"_SHORT": 4},
     _multiselection: {"_FEW_BYTES": 0, "_ROUND_BYTES": 400},
-    _quantiles: {"_SORTED": -1, "_SAMPLE": 4, "_PIECE": 3, "_FEW_LINES": 0},
+    _small_blocks: {"_MOST_BYTES": -1},
+    _quantiles: {"GATHERED_BYTES": 0, "_SORTED": -1, "_SAMPLE": 4, "_PIECE": 3, "_FEW_LINES": 0},
     _histograms: {"_SPREAD": 0},
     _searchsorted: {"FEW_BYTES": 0, "_ASKED": 1, "_IN_ORDER": 2},
     _membership: {"FEW_BYTES": 0},

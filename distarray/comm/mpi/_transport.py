@@ -391,11 +391,11 @@ class MPICommunicator(Communicator):
         return channel.views(block, token, what, closing=closing)
 
     def exchange_small(
-        self, payload: bytes | memoryview, token: int, what: object = ""
+        self, payload: bytes | memoryview, token: int, what: object = "", most: int | None = None
     ) -> list[memoryview] | None:
         """Return every rank's bytes, where they fit into slots or envelopes."""
         exchange = self._exchange or self._find_exchange()
-        if exchange is None or len(payload) > self._inline:
+        if exchange is None or (len(payload) if most is None else most) > self._inline:
             return None
         return exchange(payload, token, what)
 

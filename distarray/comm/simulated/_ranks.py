@@ -207,10 +207,10 @@ class SimulatedCommunicator(Communicator):
                 self._round("the end of views", None, lambda _: None, True)
 
     def exchange_small(
-        self, payload: bytes | memoryview, token: int, what: object = ""
+        self, payload: bytes | memoryview, token: int, what: object = "", most: int | None = None
     ) -> list[bytes] | None:
         """Return every rank's bytes, where all ranks are on one simulated node."""
-        if len(payload) > SMALL_BYTES or not self.reaches_all():
+        if (len(payload) if most is None else most) > SMALL_BYTES or not self.reaches_all():
             return None
         brought: list[bytes] = []
         doing = f"{what or 'exchange'} (token {token})"

@@ -12,7 +12,7 @@ from distarray.core.engine._meshes import device_of
 from distarray.core.engine._policy import permit
 from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute import redistribute_local
+from distarray.redistribute import redistribute_local, redistribute_together
 from distarray.typing import Buffer
 
 
@@ -52,19 +52,29 @@ def move_all(
                 dst,
                 block.dtype,
             )
-    return [
-        block if step is None else _move_block(x, block, *step, bring)
-        for x, block, step in zip(operands, blocks, moves, strict=True)
-    ]
+    found = list(blocks)
+    several: list[int] = []
+    for i, step in enumerate(moves):
+        if step is None:
+            continue
+        if step[0].has_partial or blocks[i].dtype.hasobject:
+            found[i] = _move_block(operands[i], blocks[i], *step)
+        else:
+            several.append(i)
+    if len(several) == 1:
+        (i,) = several
+        found[i] = bring(blocks[i], *moves[i])  # type: ignore[misc]
+    elif several:
+        pairs: Any = [moves[i] for i in several]
+        moved = redistribute_together([blocks[i] for i in several], pairs, bring)
+        for i, block in zip(several, moved, strict=True):
+            found[i] = block
+    return found
 
 
-def _move_block(
-    x: Any, block: Buffer, src: Layout, dst: Layout, bring: Callable[..., Buffer]
-) -> Buffer:
+def _move_block(x: Any, block: Buffer, src: Layout, dst: Layout) -> Buffer:
     if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
         return block[boxes.slices(dst.local_box() or ())]
-    if not src.has_partial:
-        return bring(block, src, dst)
     begin, near = reduced_source(x, block, src, dst)
     moved = redistribute_local(begin, near, dst)
     if _is_kept(x, src, dst) and not near.is_replicated:

@@ -1,0 +1,96 @@
+"""Small blocks in a node: every rank sends all of its own, in one message to all.
+
+What a rank needs of them it takes out of the messages where these lie. So a round costs no
+description of blocks, and blocks of several arrays travel in one round. They are packed one after
+another, each in C order, and all ranks know from the layouts where each begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from distarray.comm import Communicator
+from distarray.layout import Layout
+
+_MOST_BYTES: Final = 32 * 1024
+"""Of the blocks of a rank. Larger ones are read where they lie; any number that slots hold does."""
+
+_ALIGNED: Final = 16
+"""Blocks begin at a multiple of so many bytes, which suits all data types."""
+
+
+class SmallBlocks:
+    """Blocks of some layouts that travel together.
+
+    Parameters
+    ----------
+    sources
+        Layout and dtype of each.
+    communicator
+        Of the ranks that exchange them, which reach each other.
+    peers
+        The ranks of the communicator of whose blocks this one takes a part, for each layout.
+    """
+
+    __slots__ = ("_communicator", "_most", "_places")
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[Layout, np.dtype[Any]]],
+        communicator: Communicator,
+        peers: Sequence[Collection[int]],
+    ) -> None:
+        self._communicator = communicator
+        self._most = sum(largest_block(*source) for source in sources)
+        places: list[list[tuple[int, Any, int, tuple[int, ...]]]] = [[] for _ in sources]
+        for peer, rank in enumerate(communicator.ranks):
+            start = 0
+            for found, (layout, dtype), wanted in zip(places, sources, peers, strict=True):
+                coordinate = layout.mesh.coordinate_of(rank)
+                shape = (0,) if coordinate is None else layout.local_shape(coordinate)
+                if peer in wanted and peer != communicator.rank:
+                    found.append((peer, dtype, start, shape))
+                start += _padded(prod(shape) * dtype.itemsize)
+        self._places = places
+
+    def exchange(
+        self, blocks: Sequence[np.ndarray], token: int, what: object
+    ) -> list[dict[int, np.ndarray]] | None:
+        """Return for each layout the blocks of the peers, valid until the next round.
+
+        None where that needs another way, on all ranks alike.
+        """
+        if len(blocks) == 1:
+            payload = blocks[0].tobytes()
+        else:
+            payload = b"".join([one.tobytes() + bytes(-one.nbytes % _ALIGNED) for one in blocks])
+        told = self._communicator.exchange_small(payload, token, what, self._most)
+        if told is None:
+            return None
+        me = self._communicator.rank
+        found = []
+        for block, places in zip(blocks, self._places, strict=True):
+            views = {me: block}
+            for peer, dtype, start, shape in places:
+                views[peer] = np.ndarray(shape, dtype, told[peer], start)
+            found.append(views)
+        return found
+
+
+def are_small(sources: Sequence[tuple[Layout, np.dtype[Any]]]) -> bool:
+    """Tell whether blocks of some layouts may travel together."""
+    return sum(largest_block(*source) for source in sources) <= _MOST_BYTES
+
+
+def largest_block(layout: Layout, dtype: np.dtype[Any]) -> int:
+    """Return the bytes that the largest block of a layout takes in a message."""
+    items = prod([partition.largest for partition in layout._partitions])
+    return _padded(items * dtype.itemsize)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
