@@ -40,7 +40,7 @@ def test_sorts_are_numpys_stable_ones(
 ) -> None:
     size = world().size
     rng = np.random.default_rng(18)
-    monkeypatch.setattr(_exchange, "_GATHERED_BYTES", 0)
+    monkeypatch.setattr(_exchange, "GATHERED_BYTES", 0)
     for trial in range(2):
         lengths = rng.integers(0, 30, size) * rng.integers(0, 2, size)
         offsets = (0, *np.cumsum(lengths).tolist())

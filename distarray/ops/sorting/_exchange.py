@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, _memory, gather_words, push_rows
+from distarray.comm import Communicator, Parcels, _memory, gather_blocks, push_rows
 from distarray.ops.sorting._block_sort import argsort_block, merge_order, merge_runs, sort_block
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_cuts
 from distarray.typing import Buffer
 
-_GATHERED_BYTES: Final = 32 * 1024
-"""So much of all ranks together every rank gets and sorts: that takes two rounds, and not ten."""
+GATHERED_BYTES: Final = 32 * 1024
+"""So much of all ranks together every rank gets and orders: that takes one round, and not ten."""
 
 
 def sort_across(
@@ -86,13 +86,20 @@ def sort_across(
     count, own = len(lines), int(offsets[comm.rank + 1] - offsets[comm.rank])
     itemsize = sum(one.itemsize * prod(one.shape[2:]) for one in (lines, *payload))
     nbytes = total * count * (itemsize if first is None else itemsize + 8)
-    if not nbytes or (lines.itemsize and nbytes <= _GATHERED_BYTES):
+    if not nbytes or (lines.itemsize and nbytes <= GATHERED_BYTES):
         given = [lines, *payload]
         if first is not None:
             places = np.arange(first, first + lines.shape[1])
             given.insert(1, np.broadcast_to(places, lines.shape))
         if nbytes:
-            found, *carried = _sort_gathered(comm, given, offsets, token, what, descending)
+            whole = gather_lines(comm, given, nbytes, token, what)
+            places = slice(offsets[comm.rank], offsets[comm.rank + 1])
+            if len(whole) == 1:
+                ordered = sort_block(whole[0], descending=descending, stable=stable)
+                return np.ascontiguousarray(ordered[:, places]), []
+            order = argsort_block(whole[0], descending=descending)[:, places]
+            order += np.arange(count)[:, None] * whole[0].shape[1]
+            found, *carried = [one.reshape(-1, *one.shape[2:])[order] for one in whole]
         else:
             found, *carried = [np.zeros((count, own, *one.shape[2:]), one.dtype) for one in given]
         return found, carried
@@ -120,33 +127,37 @@ def sort_across(
     return found, carried
 
 
-def _sort_gathered(
-    comm: Communicator,
-    parts: Sequence[Buffer],
-    offsets: np.ndarray,
-    token: int,
-    what: object,
-    descending: bool,
+def gather_lines(
+    comm: Communicator, parts: Sequence[Buffer], most: int, token: int, what: object = ""
 ) -> list[Buffer]:
-    """Return this rank's part of sorted lines, of which every rank gets all, and of the others."""
+    """Return whole lines of which each rank has a part, on every rank, by one exchange.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of the ranks that have parts, in the order of these.
+    parts : sequence of array
+        This rank's of lines that all ranks have alike many of, which is the first axis; along the
+        second each may have another length, the same of all arrays. Items have bytes.
+    most : int
+        Bytes of all parts of a rank, or more, alike on all ranks.
+    token, what
+        As in ``Communicator.views``.
+    """
     count = len(parts[0])
-    own = np.concatenate([np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts])
-    sizes = [size for (size,) in gather_words(comm, [len(own)], token, what)]
-    everything = np.empty(sum(sizes), np.uint8)
-    comm.all_gather(own, everything, sizes)
-    width = sum(count * one.itemsize * prod(one.shape[2:]) for one in parts)
+    flat = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
+    own = flat[0] if len(flat) == 1 else np.concatenate(flat)
+    widths = [count * one.itemsize * prod(one.shape[2:]) for one in parts]
     lines: list[list[Buffer]] = [[] for _ in parts]
-    for received in np.split(everything, np.cumsum(sizes)[:-1]):
-        length = len(received) // width
-        for found, one in zip(lines, parts, strict=True):
+    for received in gather_blocks(comm, own, most, token, what):
+        length, start = len(received) // sum(widths), 0
+        for found, one, width in zip(lines, parts, widths, strict=True):
+            stop = start + length * width
             shape = (count, length, *one.shape[2:])
-            own, received = np.split(received, [prod(shape) * one.itemsize])
-            found.append(own.view(one.dtype).reshape(shape))
-    whole = [np.concatenate(found, axis=1) for found in lines]
-    order = argsort_block(whole[0], descending=descending)
-    order = order[:, offsets[comm.rank] : offsets[comm.rank + 1]]
-    order += np.arange(count)[:, None] * whole[0].shape[1]
-    return [one.reshape(-1, *one.shape[2:])[order] for one in whole]
+            found.append(received[start:stop].view(one.dtype).reshape(shape))
+            start = stop
+    # `np.concatenate` would change another byte order.
+    return [np.concatenate(found, axis=1, dtype=found[0].dtype) for found in lines]
 
 
 def _sort_runs(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, all_gather_checked
+from distarray.comm import Communicator, all_gather_checked, token
 from distarray.core import (
     BaseArray,
     Call,
@@ -25,6 +25,7 @@ from distarray.core import (
     Step,
     as_block,
     axis_key,
+    cache,
     call_alike,
     check_distributed,
     check_fits,
@@ -33,6 +34,7 @@ from distarray.core import (
     join_arrays,
     normalize_operand,
     register,
+    remember,
     run,
     warn,
     write_out,
@@ -51,6 +53,7 @@ from distarray.ops.families._values import (
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_to, permute_dims
 from distarray.ops.sorting._block_sort import argsort_block, sort_block
+from distarray.ops.sorting._exchange import GATHERED_BYTES, gather_lines
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_values
 from distarray.ops.statistical import _reductions as reductions
@@ -102,6 +105,8 @@ class _Quantiles:
         As in `check_quantiles`.
     method : str
     ignores_nan : bool
+    asked : dtype
+        That of the quantiles as they were given.
     """
 
     def __init__(
@@ -112,9 +117,10 @@ class _Quantiles:
         weak: bool = False,
         method: str = "linear",
         ignores_nan: bool = False,
+        asked: Any = None,
     ) -> None:
         self.name, self.of_lines, self.ignores_nan = name, function, ignores_nan
-        self.q, self.weak, self.method = q, weak, method
+        self.q, self.weak, self.method, self.asked = q, weak, method, asked
         self.shape: tuple[int, ...] = () if q is None else q.shape
 
     def find(self, count: int, items_at: Callable[[Any], Buffer]) -> Buffer:
@@ -126,10 +132,37 @@ class _Quantiles:
         previous, following = items_at(both.reshape(-1)).reshape(both.shape)
         return np.asarray(interpolate(previous, following, places, self.weak))
 
+    def result_dtype(self, dtype: np.dtype[Any], weighted: bool) -> np.dtype[Any]:
+        """Return the dtype of quantiles of items of a dtype, which NumPy finds by computing one.
+
+        Raises
+        ------
+        DTypeError
+            If there are none of such items.
+        """
+        key = self.name, self.method, self.asked, self.weak, dtype, weighted
+        found = _dtypes[key]
+        if found is None:
+            extra = {"weights": np.ones(1)} if weighted else {}
+            try:
+                with errors_of_numpy(self.name), np.errstate(all="ignore"):
+                    tried = self.of_lines(np.zeros(1, dtype), axis=0, keepdims=False, **extra)
+            except ArgumentTypeError as error:
+                raise DTypeError(f"{self.name} of {dtype}: {error}; convert with astype") from error
+            found = np.asarray(tried).dtype
+            if found.kind in "US":  # that of a scalar is as long as its text
+                found = dtype
+            remember(_dtypes, key, found)
+        return found
+
     def missing(self, dtype: np.dtype[Any]) -> Buffer:
         """Return quantiles that are not there."""
         nothing = np.array("NaT", dtype) if dtype.kind in "mM" else dtype.type(np.nan)
         return np.full(self.shape, nothing, dtype)
+
+
+_dtypes = cache()
+"""Dtypes of quantiles by all that they depend on."""
 
 
 # --- the row --------------------------------------------------------------------------------------
@@ -164,13 +197,25 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     source, shape = step.sources[0], step.output.local_shape()
     mesh: Any = source.mesh
     cutting = tuple(sorted(m for axis in axes for m in source.sharding_axes(axis)))
-    search = None
+    search = comm = None
     if cutting and mesh.communicator(cutting).size > 1:
-        search = _Search(mesh.communicator(cutting), dtype)
+        comm = mesh.communicator(cutting)
+        search = _Search(comm, dtype)
+    kept = [n for axis, n in enumerate(source.local_shape()) if axis not in axes]
+    nbytes = prod(kept) * prod([source.shape[a] for a in axes]) * step.call.dtypes[0].itemsize
+    gathers = 0 < nbytes <= GATHERED_BYTES  # alike among those that search together
+    dtypes = [one.str for one in step.call.dtypes]
+    number = token("quantile", source.fingerprint, axes, dtypes)
 
     def compute(wanted: _Quantiles, *blocks: Buffer) -> Buffer:
         if not prod(shape):
             return np.empty(shape, dtype)
+        if comm is not None and gathers and len(blocks) == 1:
+            part = _lines(blocks[0], axes)
+            (whole,) = gather_lines(comm, [part], nbytes, number, step)
+            with errors_of_numpy(wanted.name):
+                found = wanted.of_lines(whole, axis=1, keepdims=False)
+            return np.asarray(found, dtype).reshape(shape)
         if search is None:
             extra = {"weights": blocks[1]} if len(blocks) > 1 else {}
             with errors_of_numpy(wanted.name):
@@ -371,17 +416,7 @@ def _run(
         if out is not None:
             check_fits(name, out, result.shape, result.dtype)
         return write_out(name, out, result)
-    one = (1,) * a.ndim
-    extra = {} if weights is None else {"weights": np.ones(one)}
-    try:
-        with errors_of_numpy(name), np.errstate(all="ignore"):
-            item = np.zeros(one, a.dtype)
-            tried = wanted.of_lines(item, axis=axes, keepdims=keepdims, **extra)
-    except ArgumentTypeError as error:
-        raise DTypeError(f"{name} of {a.dtype}: {error}; convert with astype") from error
-    dtype = np.asarray(tried).dtype
-    if dtype.kind in "US":  # that of a scalar is as long as its text
-        dtype = a.dtype
+    dtype = wanted.result_dtype(a.dtype, weights is not None)
     if out is not None:
         kept = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
         check_fits(name, out, (*wanted.shape, *kept), dtype)
@@ -467,7 +502,8 @@ def _compute(
     whole = functools.partial(
         function, q=np.reshape(q, -1) if values.ndim > 1 else q, method=method
     )
-    wanted = _Quantiles(name, whole, values, weak, method, name.startswith("nan"))
+    ignores_nan = name.startswith("nan")
+    wanted = _Quantiles(name, whole, values, weak, method, ignores_nan, np.asarray(q).dtype)
     return _run(wanted, a, axis, out, keepdims, weights)
 
 
@@ -516,11 +552,12 @@ IndexingError
 Notes
 -----
 Distribution: where no reduced axis is cut nothing is sent. Up to 32 lines, or as many as there are
-ranks, are searched one by one: of each 65,536 items or fewer are gathered, and some ten sums of
-64 KiB at most go around; memory: about 2 percent of the block, all of it where most items are equal
-or more than four places lie apart. Of more lines the reduced axes are brought together first, and
-the longest of the others is cut instead. Partial inputs are reduced first. Weighted sums are added
-up in another order than NumPy's. Blocks on a GPU are computed on by NumPy on the host.
+ranks, are gathered where all are 32 KiB at most, or else searched one by one: of each 65,536 items
+or fewer are gathered, and some ten sums of 64 KiB at most go around; memory: about 2 percent of the
+block, all of it where most items are equal or more than four places lie apart. Of more lines the
+reduced axes are brought together first, and the longest of the others is cut instead. Partial
+inputs are reduced first. Weighted sums are added up in another order than NumPy's. Blocks on a GPU
+are computed on by NumPy on the host.
 
 Examples
 --------

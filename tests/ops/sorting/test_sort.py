@@ -43,7 +43,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(_sort, "_turn", lambda layout, axis: None)
         monkeypatch.setattr(_sort, "_LINES", 2 if request.param == "groups" else 1000)
     if request.param != "groups":
-        monkeypatch.setattr(_exchange, "_GATHERED_BYTES", 0)
+        monkeypatch.setattr(_exchange, "GATHERED_BYTES", 0)
     monkeypatch.setattr(_block_sort, "_SHORT", 4)
     monkeypatch.setattr(_multiselection, "_FEW_BYTES", 0 if request.param == "lines" else 64)
     da.testing.reset()
@@ -120,7 +120,7 @@ def test_partial_operands_are_reduced_first(data: st.DataObject) -> None:
 def test_sorts_across_ranks_have_the_bits_of_stable_ones(
     dtype: Any, descending: bool, gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_exchange, "_GATHERED_BYTES", gathered)
+    monkeypatch.setattr(_exchange, "GATHERED_BYTES", gathered)
     monkeypatch.setattr(_block_sort, "_SHORT", 16)
     rng = np.random.default_rng(3)
     trials = []
@@ -215,8 +215,10 @@ def test_few_items_are_gathered_at_once() -> None:
         x = da.distribute_array(values, placements=[Shard(0)])
         with CommLog() as log:
             y = da.sort(x)
-        assert log.count() == log.count("all_gather") == 2  # lengths, then items
+            order = da.argsort(x)
+        assert log.count() == log.count("all_gather") == 2  # one each
         agrees(y, np.sort(values))
+        agrees(order, np.argsort(values, kind="stable"))
 
     on_ranks(program)
 
@@ -399,7 +401,7 @@ def test_items_without_an_order_of_bits_are_refused() -> None:
 def test_payload_travels_with_its_items(
     descending: bool, gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_exchange, "_GATHERED_BYTES", gathered)
+    monkeypatch.setattr(_exchange, "GATHERED_BYTES", gathered)
     rng = np.random.default_rng(8)
     values = rng.integers(0, 6, (3, 50))
     order = expected_order(values, 1, descending)

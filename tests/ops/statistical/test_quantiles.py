@@ -40,11 +40,13 @@ TIMES = ("M8[s]", "m8[D]") if KIND == "cpu" else ()
 TEXT = ("U3", "S2") if KIND == "cpu" else ()
 
 
-@pytest.fixture(scope="module", params=["sorted", "sampled", "lines"])
+@pytest.fixture(scope="module", params=["gathered", "sorted", "sampled", "lines"])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Let small arrays be computed on as large ones are."""
     reset()
     with pytest.MonkeyPatch.context() as patch:
+        if request.param != "gathered":
+            patch.setattr(_quantiles, "GATHERED_BYTES", 0)
         if request.param == "sampled":
             patch.setattr(_quantiles, "_SORTED", -1)
             patch.setattr(_quantiles, "_SAMPLE", 4)
@@ -242,6 +244,24 @@ def test_lines_stay_where_they_are_or_are_brought_together() -> None:
         assert da.median(x).layout.is_replicated
 
     on_ranks(program)
+
+
+def test_few_items_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_quantiles, "GATHERED_BYTES", 1024)
+    reset()
+    values = np.random.default_rng(0).random((16, 5))
+
+    def program() -> None:
+        x = da.asarray(values)
+        with CommLog() as log:
+            whole, columns = da.median(x), da.percentile(x, [10, 40], axis=0)
+        assert log.count() == log.count("all_gather") == 2  # one each
+        assert log.bytes() == 2 * values.nbytes // RANKS * (RANKS - 1)
+        agrees(whole, np.median(values))
+        agrees(columns, np.percentile(values, [10, 40], axis=0))
+
+    on_ranks(program)
+    reset()
 
 
 def test_results_go_into_out() -> None:
