@@ -196,6 +196,8 @@ def _vector(x: Any, ord: Any, axes: Any, keepdims: bool) -> Any:
     reduced: Any = {"axis": axes, "keepdims": keepdims}
     if ord == 0:
         return sum(astype(not_equal(x, 0), _real(x)), **reduced)
+    if ord is None or ord == 2:
+        return _root_of_squares(x, **reduced)
     sizes = abs(x)
     if ord == np.inf:
         return max(sizes, **reduced, initial=0)
@@ -203,9 +205,11 @@ def _vector(x: Any, ord: Any, axes: Any, keepdims: bool) -> Any:
         return min(sizes, **reduced)
     if ord == 1:
         return sum(sizes, **reduced)
-    if ord is None or ord == 2:
-        return sqrt(sum(square(sizes), **reduced))
     return power(sum(power(sizes, ord), **reduced), _real(x).type(1) / _real(x).type(ord))
+
+
+def _root_of_squares(x: Any, **reduced: Any) -> Any:
+    return sqrt(sum(square(abs(x) if x.dtype.kind == "c" else x), **reduced))
 
 
 def _real(x: Any) -> Any:
@@ -216,7 +220,7 @@ def _matrix(x: Any, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     x = _inexact(x)
     rows, columns = axes
     if ord in (None, "fro", "f"):
-        return sqrt(sum(square(abs(x)), axis=axes, keepdims=keepdims))
+        return _root_of_squares(x, axis=axes, keepdims=keepdims)
     if ord in (1, -1, np.inf, -np.inf):
         first, second = (rows, columns) if ord in (1, -1) else (columns, rows)
         sums = sum(abs(x), axis=first, keepdims=True)

@@ -581,15 +581,15 @@ class _Exchange:
 
     def _gather(self, comm: Communicator, state: State) -> list[State]:
         """Return the states of all ranks, once they agree on what these are of."""
-        parts = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in state]
-        mine = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        states = []
-        for row in gather_states(comm, mine, self._token, self._step):
-            found, start = [], 0
+        mine = np.frombuffer(b"".join([part.tobytes() for part in state]), np.uint8)
+        everyone = gather_states(comm, mine, self._token, self._step)
+        # Looked at where they lie, which for small states takes half of the time of `view`.
+        start, states = 0, []
+        for _ in range(comm.size):
+            found = []
             for part in state:
-                stop = start + part.nbytes
-                found.append(row[start:stop].view(part.dtype).reshape(part.shape))
-                start = stop
+                found.append(np.ndarray(part.shape, part.dtype, everyone, start))
+                start += part.nbytes
             states.append(tuple(found))
         return states
 

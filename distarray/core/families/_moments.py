@@ -12,9 +12,8 @@ deviations from its mean add up to, as their corrected two-pass algorithm does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,20 +31,15 @@ _DOTTED = 4096
 or more, on one core of an AMD EPYC; longer ones only add rounding errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """State of a set of items: how many, about their mean, and sums of their deviations from it.
-
-    Attributes
-    ----------
-    m2, rest
-        Sum of the squared deviations, and of the deviations: 0 but for the rounding of the mean.
-    """
+class Moments(NamedTuple):
+    """State of a set of items: how many, about their mean, and sums of their deviations from it."""
 
     count: Any
     mean: Any
     m2: Any
+    """Sum of the squared deviations."""
     rest: Any
+    """Sum of the deviations: 0 but for the rounding of the mean."""
 
     def around(self, mean: Any) -> Moments:
         """Return the moments about another mean."""
@@ -169,8 +163,8 @@ def _narrow(wide: Buffer, copies: int, rest: Buffer | None, kept_shape: Shape) -
 
 
 def _reshape(state: Moments, shape: Shape) -> Moments:
-    parts = (part.reshape(shape) for part in (state.mean, state.m2, state.rest))
-    return Moments(state.count, *parts)
+    count, mean, m2, rest = state
+    return Moments(count, mean.reshape(shape), m2.reshape(shape), rest.reshape(shape))
 
 
 def _flat(block: Buffer) -> Buffer:

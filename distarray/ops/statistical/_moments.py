@@ -375,15 +375,19 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
     axis, correction, _ = step.call.static
     axes = normalize_axes(axis, step.sources[0].ndim)
     count = count_reduced(step.sources[0].shape, axes)
+    first = (0,) * step.sources[0].ndim
     divisor = max(count - correction, 0)
+    of_box = functools.cache(lambda box: count_reduced(boxes.shape(box), axes))
     result = step.result
 
     def variance(states: States, _: Buffer) -> Any:
         m2 = states[0][0][1]
         if len(states) > 1:
-            found = [
-                Moments(count_reduced(boxes.shape(box), axes), *state) for state, box in states
-            ]
+            counts = [of_box(box) for _, box in states]
+            parts = [state for state, _ in states]
+            if m2.size == 1:  # scalars take a tenth of the time of arrays
+                parts = [tuple([part[first] for part in state]) for state in parts]
+            found = [Moments(n, *part) for n, part in zip(counts, parts, strict=True)]
             m2 = functools.reduce(merge, found).m2
         if divisor:
             return (m2 / m2.dtype.type(divisor)).astype(result, copy=False)
