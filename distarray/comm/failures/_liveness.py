@@ -86,7 +86,7 @@ class Start:
     def __init__(self, presence: Presence, size: int) -> None:
         self._presence = presence
         self._told = local_ranks(presence.rank, size)
-        self._count = count_ranks_here(presence.rank, size)
+        self._count, self._size = count_ranks_here(presence.rank, size), size
         self.ranks = tuple(self._told or range(size))
 
     def late(self) -> tuple[int, ...]:
@@ -98,6 +98,8 @@ class Start:
         here = self._here()
         count = self._count - 1 - len(here)
         if count <= 0:
+            if self._count == self._size:
+                return f"{START}: all ranks are here, and MPI has not finished starting"
             return f"{START}: ranks of other nodes have not come"
         if self._told is not None:
             return f"{START}: {count} of this node {'has' if count == 1 else 'have'} not come"

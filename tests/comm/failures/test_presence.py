@@ -134,6 +134,10 @@ def test_who_has_not_come_to_the_start_is_named_where_that_is_known(apart, monke
     assert "2 of this node have not come" in str(Start(here, 4))
     assert Start(here, 5).late() == ()
     assert "2 other ranks of this node have not come, only rank 1" in str(Start(here, 5))
+    monkeypatch.setattr(_liveness, "count_ranks_here", lambda _, __: 2)
+    assert "ranks of other nodes have not come" in str(Start(here, 5))
+    monkeypatch.setattr(_liveness, "local_ranks", lambda _, __: [0, 1])
+    assert "all ranks are here" in str(Start(here, 2))
 
 
 RUNS = Whereabouts(False, "", "", ("", 0), ())
