@@ -65,9 +65,9 @@ def map_blocks(
     Examples
     --------
     >>> import numpy as np
-    >>> from distarray.array import distribute_array, map_blocks
-    >>> x = distribute_array(np.arange(6.0))
-    >>> print(map_blocks(np.cumsum, x))  # of each block by itself; here there is one process
+    >>> import distarray as da
+    >>> x = da.arange(6.0)
+    >>> print(da.map_blocks(np.cumsum, x))  # of each block by itself; here there is one process
     [ 0.  1.  3.  6. 10. 15.]
     """
     mesh, first = mesh_and_first("map_blocks", arrays)

@@ -27,6 +27,8 @@ from distarray.layout import AbstractMesh, Placement
 from distarray.layout import box as boxes
 from distarray.typing import Box, Buffer, Shape
 
+_ITEMS_TOLD = 16
+"""How many items of an array a message shows: about a line."""
 _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
@@ -34,6 +36,8 @@ def describe(value: Any) -> str:
     """Return what a message says of an argument: alike on all ranks, and without communication."""
     if isinstance(value, BaseArray):
         return f"a DistArray of shape {tuple(value.layout.shape)}"
+    if isinstance(value, np.ndarray) and value.size > _ITEMS_TOLD:
+        return f"an array of NumPy's of shape {value.shape}"
     return _ADDRESS.sub("", repr(value))
 
 
@@ -287,6 +291,8 @@ def plain_buffer(
                 "numbers, or nested sequences of equal lengths"
             ) from None
     if not objects:
+        if value is None:
+            raise DTypeError(f"{call} got None, and takes an array; a function may lack a return")
         check_travels(buffer.dtype)
     return buffer
 

@@ -48,8 +48,9 @@ def read_only(name: str, x: BaseArray) -> ReadOnlyError:
         )
     return ReadOnlyError(
         f"{name} into an array that is read-only: a view of a copy that was made where NumPy has a "
-        "view, a result of broadcast_to, or memory that its owner protects; write x[key] = value "
-        "into the array that it comes from, or work on a copy: x.copy()"
+        "view, an argument inside a function of da.fuse, a result of broadcast_to, or memory that "
+        "its owner protects; write x[key] = value into the array that it comes from, or work on a "
+        "new one: x = x + y, x.copy()"
     )
 
 

@@ -375,7 +375,7 @@ def test_arguments_are_read_only_inside() -> None:
         x[1] = 2.0
 
     for call in (add, assign, lambda x: np.exp(x, out=x), lambda x: x.fill(1)):
-        with pytest.raises(ReadOnlyError):
+        with pytest.raises(ReadOnlyError, match=r"inside a function of da\.fuse"):
             da.fuse(call)(x)
     with pytest.raises(ValueError, match="read-only"):
         da.fuse(lambda x: x.to_local().fill(1))(x)

@@ -79,6 +79,8 @@ def test_mapped_function_that_fails_or_does_not_fit_raises_on_every_rank() -> No
             map_blocks(lambda block: block[1:], x, out_shape=(8,))
         with pytest.raises(DTypeError):
             map_blocks(lambda block: block.astype("f4" if mesh.rank else "f8"), x)
+        with pytest.raises(DTypeError, match="a function may lack a return"):
+            map_blocks(lambda block: None, x)
         with pytest.raises(ArgumentTypeError):
             map_blocks(np.sin, np.ones(3))
         agrees(map_blocks(np.sin, x), np.sin(np.arange(8.0)))
