@@ -67,7 +67,7 @@ def _basis(plan: Plan) -> str:
         basis = "times by the model of the plan"
     ranks = max(plan.src.mesh.size, plan.dst.mesh.size)
     if (model.ranks_per_node or ranks) >= ranks:
-        return f"{basis}, of one node"
+        return f"{basis}, all {ranks} ranks on one node"
     latency, bandwidth = seconds_text(model.round_far), bytes_text(model.bandwidth_far)
     return (
         f"{basis}; {model.ranks_per_node} ranks on a node; between nodes {latency} a round and "
@@ -134,4 +134,6 @@ def _comparison(plan: Plan, name: str, steps: tuple[Step, ...], rank: int) -> tu
 
 
 def _latency(plan: Plan, steps: tuple[Step, ...]) -> float:
-    return sum(step_latency(step, plan.speeds) for step in steps)
+    # Times that were measured of few bytes may be longer than those of more, of another step.
+    speeds = plan.speeds
+    return sum(min(step_latency(step, speeds), step_seconds(step, speeds)) for step in steps)

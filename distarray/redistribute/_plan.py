@@ -182,7 +182,9 @@ def plan(
         Bound on the packed bytes that a rank sends and receives at a time, kept by exchanging in
         rounds. Nothing is packed within a node.
     model
-        Speeds of the machine. All ranks must plan with the same.
+        Speeds of the machine, and its nodes: by default all ranks are on one. Of several tells
+        `distarray.redistribute.CostModel(ranks_per_node=64, bandwidth_far=12.5e9 / 64)`, where a
+        rank has the 64-th part of a network of 100 Gb/s. All ranks must plan with the same.
 
     Raises
     ------

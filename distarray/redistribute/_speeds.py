@@ -30,8 +30,11 @@ def forget_speeds() -> None:
 
 
 def known_speeds(ranks: int) -> MeasuredModel | None:
-    """Return the speeds kept for the number of ranks on a node that is nearest, if any."""
-    kept = _kept()
+    """Return the speeds kept for the number of ranks on a node that is nearest, if any.
+
+    One rank alone has exchanged nothing, and tells nothing of several.
+    """
+    kept = {n: model for n, model in _kept().items() if n > 1 or ranks == 1}
     if not kept:
         return None
     return kept[min(kept, key=lambda n: abs(log2(n / ranks)))]

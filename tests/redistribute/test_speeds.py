@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import distarray as da
 from distarray import _bench, testing
 from distarray.comm import init_device_mesh, store_measured
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
@@ -128,11 +129,25 @@ def test_plans_are_chosen_without_them():
     assert planned(P, R).seconds > 100 * before[1]
 
 
+def test_one_rank_alone_tells_nothing_of_several():
+    keep(replace(MODEL, ranks=1))
+    assert planned(P, R).seconds == planned(P, R).cost
+
+
+def test_latency_is_no_more_than_the_whole_time():
+    whole = replace(MODEL, exchange=(*MODEL.exchange[:-1], *SLOW[-1:]))  # short moves take longer
+    keep(whole)
+    found = planned(Shard(0), Shard(1))
+    assert found.seconds < 1
+    spent = da.layout.seconds_text(found.seconds)
+    assert f"estimated time {spent}, of it latency {spent}" in found.explain()
+
+
 def test_explain_says_what_its_times_are():
     assert "typical speeds; python -m distarray bench" in planned(P, R).explain()
     keep(replace(MODEL, exchange=SLOW))
     told = planned(Shard(0), R).explain()
-    assert "measured on this machine, of one node" in told
+    assert "measured on this machine, all 2 ranks on one node" in told
     assert "1.0 s" in told
     assert "by the model of the plan" in planned(P, R, model=CostModel(message_near=1.0)).explain()
     far = planned(P, R, mesh=AbstractMesh((8,)), model=CostModel(ranks_per_node=2)).explain()
