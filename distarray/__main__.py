@@ -37,6 +37,8 @@ from distarray.redistribute import CostModel, look_up
 _OPTIONAL = ("cupy", "torch", "h5py", "zarr", "matplotlib")
 _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 _RANKS_SHOWN = 64
+_BUSY = 0.1
+"""Part of the processors' time that other programs may take, and times still be true."""
 
 Lines = list[tuple[str, str]]
 
@@ -133,11 +135,15 @@ def _model(ranks: int, per_node: int, network: float) -> CostModel:
 
 def bench() -> None:
     """Measure the speeds of this node, keep and print them; collective over all ranks."""
-    model, path = _bench.measure_and_keep()
     comm = world()
+    ranks = f"{comm.size} rank{'s' * (comm.size > 1)} on this node"
+    if comm.rank == 0:
+        print(f"measuring {ranks}: some ten seconds, and a minute where kernels are compiled")
+        sys.stdout.flush()
+    model, path, others = _bench.measure_and_keep()
     if comm.rank:
         return
-    print(f"{comm.size} rank{'s' * (comm.size > 1)} on this node, all at once\n")
+    print(f"{ranks}, all at once\n")
     moves = {
         "copy own": model.cut,
         "copy others'": model.exchange,
@@ -161,6 +167,13 @@ def bench() -> None:
     chosen = sorted(choices().items())
     _print("kernels chosen", chosen or [("none yet", "they are chosen while programs run")])
     print(f"kept in {path}" if path else "not kept: no folder can be written")
+    if comm.size == 1:
+        print("of one rank alone, which exchanges nothing; mpiexec -n 4 measures four of them")
+    if others > _BUSY:
+        print(
+            f"other programs took {others:.0%} of the processors meanwhile: these times may be too "
+            "long; measure again when the node is idle"
+        )
     sys.stdout.flush()
 
 

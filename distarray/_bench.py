@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
-from time import perf_counter
+from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any, Final
 
 import numpy as np
@@ -46,10 +48,11 @@ _MOVES: Final[dict[str, tuple[tuple[Placement, Placement], tuple[Placement, Plac
 """Of whole blocks, and in runs, for each kind of step."""
 
 
-def measure_and_keep() -> tuple[MeasuredModel, str]:
+def measure_and_keep() -> tuple[MeasuredModel, str, float]:
     """Measure the speeds of this node, and keep them for later processes; collective.
 
-    Returns them, and on the first rank where they are kept: nothing where they cannot be.
+    Returns them, on the first rank where they are kept (nothing where they cannot be), and the
+    part of the processors' time that other programs took meanwhile.
     """
     comm = world()
     if not comm.reaches_all():
@@ -59,11 +62,26 @@ def measure_and_keep() -> tuple[MeasuredModel, str]:
         )
     is_new = not choices()
     choose_anew()
+    before = _times()
     model = measure(init_device_mesh((comm.size,)), is_new)
+    busy, own, wall = _times() - before
+    own = float(comm.all_reduce(np.array([own]), "sum")[0])
+    others = max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
     path = keep_speeds(model) if comm.rank == 0 else ""
     comm.barrier()
     forget_speeds()
-    return model, path
+    return model, path, others
+
+
+def _times() -> Any:
+    """Return seconds: of work by all processors, where Linux tells, of work by us, and passed."""
+    try:
+        # user, nice, system, idle, iowait, irq, softirq, and what a virtual machine has not got
+        ticks = [int(n) for n in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
+        busy = (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        busy = 0.0
+    return np.array([busy, process_time(), perf_counter()])
 
 
 def measure(mesh: DeviceMesh, is_new: bool = False) -> MeasuredModel:

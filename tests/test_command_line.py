@@ -144,8 +144,12 @@ def test_bench_keeps_what_plans_then_tell(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().out
     assert "1 rank on this node" in told
     assert all(words in told for words in ("1.0 MiB", "GB/s", "kernels chosen", str(tmp_path)))
-    main(["plan", "64x64", "2", "S0", "S1"])
+    assert told.startswith("measuring")
+    assert "of one rank alone" in told
+    main(["plan", "64x64", "1", "R", "P"])
     assert "measured on this machine" in capsys.readouterr().out
+    main(["plan", "64x64", "2", "S0", "S1"])
+    assert "typical speeds" in capsys.readouterr().out, "one rank exchanges nothing"
     monkeypatch.undo()
     forget_speeds()
 
