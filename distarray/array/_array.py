@@ -198,7 +198,8 @@ class DistArray(Operators, Methods, Scalars, Printing, Protocols):
         boundaries : mapping of array axis to sequence of int, optional
             Offsets of the blocks along that axis, from 0 to its length; default: an even split.
         async_op : bool
-            Return at once a handle with `.wait()` (the array) and `.test()`.
+            Return at once a handle with `.wait()` (the array) and `.test()` (whether it is there).
+            Until then this array must not be written into; everything else may go on.
         max_bytes : int, optional
             Bound on scratch memory; more rounds are made to stay below it.
 
