@@ -1008,10 +1008,10 @@ MUTANTS = (
         ("array/test_overlap.py::test_map_overlap_is_the_function_of_the_padded_array",),
     ),
     Mutant(
-        "differences of any order get one item of the block behind",
+        "differences of any order get one item of the next block",
         "ops/statistical/_differences.py",
-        "return (start, stop + n) if start < stop else (0, 0)",
-        "return (start, stop + 1) if start < stop else (0, 0)",
+        "min(max(before.bounds(index)[1] - n, start), stop), stop",
+        "min(max(before.bounds(index)[1] - 1, start), stop), stop",
         (
             "ops/statistical/test_differences.py::test_differences_of_any_order_are_one_exchange",
             "ops/statistical/test_differences.py::test_differences_along_an_axis_agree_with_numpy",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend, _memory
 from distarray.core import (
     ABSENT,
     BaseArray,
@@ -29,7 +30,7 @@ from distarray.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from distarray.layout import normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.elementwise._rounding import astype, copy
-from distarray.ops.families._neighbours import fetch, sent
+from distarray.ops.families._neighbours import fetch, own_block, sent
 from distarray.ops.families._relabel import resize_axis
 from distarray.ops.indexing._items import setitem
 from distarray.ops.manipulation._joining import concat
@@ -60,20 +61,45 @@ def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
 
 
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:
+    """Compute what the block's own items suffice for, then the rest, of which these are few."""
     (source,), (axis, n), output = step.sources, step.call.static, step.output
-    partition = output.partition(axis)
+    before, after = source.partition(axis), output.partition(axis)
+    lead = (slice(None),) * axis
+
+    def rest(index: int) -> tuple[int, int]:
+        """Return which differences need items of the next blocks."""
+        start, stop = after.bounds(index)
+        return min(max(before.bounds(index)[1] - n, start), stop), stop
 
     def reach(index: int) -> tuple[int, int]:
-        start, stop = partition.bounds(index)
+        start, stop = rest(index)
         return (start, stop + n) if start < stop else (0, 0)
 
     get = fetch(source, axis, reach, f"differences along axis {axis} of {source!r}, {n} times")
+    index = own_block(output, axis)
+    own = rest(index)[0] - after.bounds(index)[0]
 
     def differences(block: Buffer) -> Buffer:
-        items = get(block)
-        return np.diff(items, n, axis) if items.size else empty_block(output, step.result)
+        ends = get(block)
+        out = empty_block(output, step.result)
+        _subtract(block[(*lead, slice(own + n if own else 0))], out[(*lead, slice(own))], axis, n)
+        _subtract(ends, out[(*lead, slice(own, None))], axis, n)
+        return out
 
     return differences
+
+
+def _subtract(items: Any, out: Any, axis: int, n: int) -> None:
+    """Put differences of the n-th order into an array of their shape."""
+    function = np.not_equal if items.dtype.kind == "b" else np.subtract
+    lead = (slice(None),) * axis
+    for order in range(n if out.size else 0):
+        pair = items[(*lead, slice(1, None))], items[(*lead, slice(-1))]
+        if order == n - 1:
+            function(*pair, out=out)
+        else:
+            items = _memory.empty(pair[0].shape, out.dtype, _backend.device_of(out))
+            function(*pair, out=items)
 
 
 _diff = Op("diff", np.diff, _spec, dtypes=_dtypes, bind=_bind)
@@ -103,8 +129,8 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
 
     Notes
     -----
-    Distribution: along a cut axis each block gets the `n` items after its last one, in an exchange,
-    and is copied with these. `Partial` arrays are reduced first.
+    Distribution: along a cut axis each block gets the `n` items after its last one, in an exchange.
+    `Partial` arrays are reduced first.
 
     Examples
     --------
