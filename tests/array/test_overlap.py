@@ -20,8 +20,11 @@ from distarray.errors import (
     DTypeError,
     ShapeError,
 )
-from tests.array.strategies import RANKS, agrees, cases, on_ranks, sample
+from tests.array.strategies import KIND, RANKS, agrees, cases, on_ranks, sample
 from tests.array.test_halo import MODES, padded
+
+DTYPES = tuple(map(np.dtype, ("f8", "f2", "u1", "?", "c8", "i8")))
+DTYPES += (np.dtype("M8[s]"), np.dtype("m8[ms]")) if KIND == "cpu" else ()
 
 
 def _combine(block: Any, widths: Any) -> Any:
@@ -42,8 +45,7 @@ def _combine(block: Any, widths: Any) -> Any:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_map_overlap_is_the_function_of_the_padded_array(data: st.DataObject) -> None:
-    dtypes = map(np.dtype, ("f8", "f2", "u1", "?", "c8", "M8[s]", "m8[ms]", "i8"))
-    case = data.draw(cases(tuple(dtypes), () if data.draw(st.booleans()) else ("max",)))
+    case = data.draw(cases(DTYPES, () if data.draw(st.booleans()) else ("max",)))
     if case.op and case.values.dtype.kind in "cmM":
         return
     counts = sample((0, 1, 1, 2, 4))
@@ -166,6 +168,7 @@ def test_the_interior_comes_first_and_slabs_around_it(ranks_per_node: int | None
     simulate(4, program, timeout=60, ranks_per_node=ranks_per_node)
 
 
+@pytest.mark.host_only  # where an array can be read-only
 def test_interior_first_leaves_the_array_and_refuses_memory_that_is_used_again() -> None:
     value = np.arange(40.0).reshape(8, 5)
 
@@ -194,6 +197,7 @@ def test_interior_first_leaves_the_array_and_refuses_memory_that_is_used_again()
     on_ranks(program)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("boundaries", [None, {0: (0, 2, 23), 1: (0, 16, 17)}])
 def test_filters_of_scipy_agree_with_those_of_the_whole_array(boundaries: Any) -> None:
     ndimage = pytest.importorskip("scipy.ndimage")

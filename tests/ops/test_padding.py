@@ -14,7 +14,7 @@ import distarray as da
 from distarray import Replicate, Shard
 from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError
 from distarray.testing import simulate
-from tests.array.strategies import agrees, cases, on_ranks
+from tests.array.strategies import KIND, agrees, cases, on_ranks
 
 MODES = (
     "constant", "edge", "linear_ramp", "maximum", "mean", "median", "minimum", "reflect",
@@ -93,7 +93,9 @@ def test_items_stay_where_they_are_and_the_ends_get_longer() -> None:
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
-@pytest.mark.parametrize("dtype", ["f8", "f2", "?", "c8", "M8[s]", "m8[ms]", "U3"])
+@pytest.mark.parametrize(
+    "dtype", ["f8", "f2", "?", "c8", *(["M8[s]", "m8[ms]", "U3"] if KIND == "cpu" else [])]
+)
 def test_ends_in_empty_blocks_are_made_of_what_others_have(mode: Any, dtype: str) -> None:
     value = (np.arange(45).reshape(9, 5) % 7).astype(dtype)
     expected = np.pad(value, ((4, 12), (1, 2)), mode)
