@@ -34,6 +34,13 @@ def test_blocks_fetch_what_lies_beyond_their_ends(length: int) -> None:
         same(da.pad(x, (5, 70), mode=mode), np.pad(value, (5, 70), mode=mode))
 
 
+def _shifted(block: np.ndarray) -> np.ndarray:
+    """Return how the item two columns before, one row above, differs from each."""
+    result = np.zeros_like(block)
+    result[1:, 2:] = block[:-1, :-2]
+    return result - block
+
+
 @pytest.mark.parametrize("shape", [(9, 5), (3, 2), (700, 90)])
 def test_halos_are_blocks_of_the_padded_array(shape: tuple[int, int]) -> None:
     value = np.random.default_rng(1).random(shape)
@@ -52,8 +59,11 @@ def test_halos_are_blocks_of_the_padded_array(shape: tuple[int, int]) -> None:
         np.testing.assert_array_equal(done.block, np.pad(value + 1, (before, after), mode)[keys])
         u.update(x)
         np.testing.assert_array_equal(u.block, np.pad(value, (before, after), mode)[keys])
-        y = da.map_overlap(np.negative, x, width=(before, after), boundary=boundary)
-        same(y, -value)
+        for interior_first in (False, True):
+            how: Any = {"width": (before, after), "boundary": boundary}
+            y = da.map_overlap(_shifted, x, **how, interior_first=interior_first)
+            wide = np.pad(value, (before, after), mode)
+            same(y, wide[:-3, :-3] - value)
 
 
 def test_lines_and_diagonals() -> None:
