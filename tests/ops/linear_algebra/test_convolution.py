@@ -59,6 +59,8 @@ def test_wrong_arguments_are_refused() -> None:
             da.correlate(x, x[:0])
         with pytest.raises(DTypeError):
             da.convolve(x, np.array(["a"]))
+        with pytest.raises(DTypeError, match="in common"):  # of which NumPy makes objects
+            da.convolve(x, np.array([1], "m8[s]"))
         long = da.ones(200_000)
         with pytest.raises(ArgumentError, match="Fourier"):
             da.convolve(long, long)
