@@ -167,6 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(
                 f"SciPy took {sum(alone)}; largest difference {np.abs(whole - expected).max():.1e}"
             )
+        options.out.mkdir(parents=True, exist_ok=True)
         draw(options.out / "diffusion.png", slices)
 
 

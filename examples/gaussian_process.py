@@ -125,6 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
         differences = (f"{np.abs(a - b).max():.1e}" for a, b in pairs)
         print("largest differences from NumPy", *differences)
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         draw(options.out / "gaussian_process.png", at, mean, variance)
     except ImportError:
         print("no picture without matplotlib")

@@ -148,6 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
         same = np.array_equal(found, estimate_alone(market, options.seed, *sizes))
         print("NumPy and math.fsum give", "the same bits" if same else "other bits")
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         draw_errors(options.out / "option_prices.png", found, options.batch, market.european())
     except ImportError:
         print("no picture without matplotlib")

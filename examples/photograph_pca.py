@@ -93,6 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"largest difference from NumPy: {np.abs(shares - expected).max():.1e} of shares,")
         print(f"{np.abs(waves - others).max():.1e} of components")
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         draw(options.out / "photograph_pca.png", shares, waves)
     except ImportError:
         print("no picture without matplotlib")

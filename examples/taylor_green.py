@@ -166,6 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
             alone = flow.advance(alone, options.dt)
         print(f"largest difference from NumPy {np.abs(whole - alone).max() / n**3:.1e}")
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         draw(options.out / "taylor_green.png", np.asarray(history), plane)
     except ImportError:
         print("no picture without matplotlib")
