@@ -232,6 +232,8 @@ class Multivariate:
 
         Raises
         ------
+        ArgumentTypeError
+            If they hold no real numbers.
         ShapeError
             If `cov` is not square, or `mean` is not as long.
         ArgumentError
@@ -257,7 +259,8 @@ class Multivariate:
             raise ArgumentError(f"check_valid={check_valid!r} must be 'warn', 'raise' or 'ignore'")
         if method not in ("svd", "eigh", "cholesky"):
             raise ArgumentError(f"method={method!r} must be 'svd', 'eigh' or 'cholesky'")
-        mean, cov = (x if isinstance(x, BaseArray) else np.asarray(x, float) for x in (mean, cov))
+        mean, cov = (read(Parameter(of, ""), x) for of, x in (("mean", mean), ("cov", cov)))
+        mean, cov = (x if isinstance(x, BaseArray) else np.asarray(x) for x in (mean, cov))
         if mean.ndim != 1 or cov.shape != mean.shape * 2:
             raise ShapeError(
                 f"multivariate_normal of a mean of shape {mean.shape} and a covariance of shape "
