@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -148,3 +151,28 @@ def _index(count: int, mesh: da.DeviceMesh) -> da.DistArray:
 def trim() -> None:
     """Give back the memory that earlier calls have left."""
     da.memory.trim()
+
+
+def factorization(
+    name: str, x: da.DistArray, right: da.DistArray
+) -> tuple[Work, Callable[[Any], float]]:
+    """Factorize a matrix whose rows are cut, or solve with it.
+
+    The second function gives the sum of absolute values of what is the same for all contenders: of
+    a triangle, of singular values or of a solution.
+    """
+
+    def told(result: Any) -> float:
+        found = result.R if name.startswith("qr") else result.S if name == "svd" else result
+        return float(da.sum(da.abs(found)))
+
+    return lambda: factorize(da, name, x, right), told
+
+
+def factorize(library: ModuleType, name: str, x: Any, right: Any) -> Any:
+    """Call the function of NumPy's name."""
+    if name == "solve":
+        return library.linalg.solve(x, right)
+    if name == "svd":
+        return library.linalg.svd(x, full_matrices=False)
+    return getattr(library.linalg, name.partition(",")[0])(x)

@@ -6,6 +6,8 @@ import itertools
 import sys
 import types
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -124,3 +126,21 @@ def transform(name: str, shape: tuple[int, ...], block: np.ndarray) -> Work | No
         return None
     x = _array(block, 0)
     return lambda: heat.fft.fftn(x)
+
+
+def factorization(name: str, x, right) -> tuple[Work, Callable[[Any], float]] | None:  # noqa: ARG001
+    """Factorize a matrix whose rows are cut, or solve with it; see `by_distarray`."""
+    import heat
+
+    hx = _array(x.to_local(), 0)
+    works: dict[str, Work] = {  # 1.8.0 has no Cholesky, and solves with batches alone
+        "qr": lambda: heat.linalg.qr(hx),
+        "svd": lambda: heat.linalg.svd(hx, full_matrices=False),
+    }
+    if name.partition(",")[0] not in works:
+        return None
+
+    def told(result: Any) -> float:
+        return float(heat.abs(result[1]).sum())
+
+    return works[name.partition(",")[0]], told

@@ -2,12 +2,13 @@
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.factorizations``. Square matrices have
 4096 rows, tall ones 4 Mi or 1 Mi of 32 columns. The baseline is NumPy in one process, which has all
-of the matrix, while the others wait.
+of the matrix, while the others wait. ScaLAPACK has its matrices in its own blocks beforehand.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 import distarray as da
-from benchmarks import by_distarray, measure, record
+from benchmarks import by_distarray, by_heat, by_scalapack, contenders, measure
 
 ALONE = "NumPy alone"
 SHAPES = {
@@ -36,43 +37,51 @@ QUICK = {
 
 
 def main() -> None:
-    """Measure every factorization."""
-    options = record.options()
-    comm = MPI.COMM_WORLD
-    rows = []
-    for name, shape in (QUICK if options.quick else SHAPES).items():
-        rows.append(_measure(comm, name, shape, 3 if options.quick else 7))
-        record.say(comm, rows[-1])
-    record.write(comm, options.out, "factorizations", rows, {})
+    """Measure every factorization with every contender."""
+    modules = (by_distarray, by_scalapack, by_heat)
+    contenders.measure_all("factorizations", _cases, _measure, modules)
 
 
-def _measure(comm: MPI.Comm, name: str, shape: tuple[int, int], repeats: int) -> dict:
-    """Measure one factorization; its residual is checked first."""
+def _cases(_ranks: int, quick: bool) -> Iterable[tuple[str, tuple[int, int]]]:
+    return (QUICK if quick else SHAPES).items()
+
+
+def _measure(
+    comm: MPI.Comm, case: tuple[str, tuple[int, int]], running: list[ModuleType], quick: bool
+) -> dict:
+    """Measure one factorization; a residual and what the factors come to are compared first."""
+    name, shape = case
     x = da.random.default_rng(0).standard_normal(shape)
     if name == "cholesky":
         x = x + x.T + 4 * shape[0] ** 0.5 * da.eye(shape[0])
     right = da.ones(shape[0])
-    works: dict[str, measure.Work] = {by_distarray.NAME: lambda: _factorize(da, name, x, right)}
-    _check(name, x, right, works[by_distarray.NAME]())
+    works: dict[str, measure.Work] = {}
+    known = None
+    for module in running:
+        found = module.factorization(name, x, right)
+        if found is None:
+            continue
+        work, told = found
+        result = work()
+        if module is by_distarray:
+            _check(name, x, right, result)
+        number = told(result)
+        del result
+        known = known or number
+        if not np.isclose(number, known, rtol=1e-6):
+            raise ValueError(f"{module.NAME}: {name} comes to {number}, not to {known}")
+        works[module.NAME] = work
     whole, ones = x.full_array(dst=0), np.ones(shape[0])
     is_first = comm.rank == 0
-    works[ALONE] = lambda: _factorize(np, name, whole, ones) if is_first else None
+    works[ALONE] = lambda: by_distarray.factorize(np, name, whole, ones) if is_first else None
     gc.collect()
-    samples = measure.in_turn(comm, works, repeats=repeats)
+    samples = measure.in_turn(comm, works, repeats=3 if quick else 7)
     return {
         "ranks": comm.size,
         "case": name,
         "size": f"{shape[0]} x {shape[1]}",
         "seconds": {key: measure.summary(values) for key, values in samples.items()},
     }
-
-
-def _factorize(library: ModuleType, name: str, x: Any, right: Any) -> Any:
-    if name == "solve":
-        return library.linalg.solve(x, right)
-    if name == "svd":
-        return library.linalg.svd(x, full_matrices=False)
-    return getattr(library.linalg, name.partition(",")[0])(x)
 
 
 def _check(name: str, x: Any, right: Any, result: Any) -> None:
