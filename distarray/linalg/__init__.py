@@ -6,10 +6,11 @@ batch axis instead, for one exchange, and the result keeps that cut. A matrix th
 collected on every process, up to 128 MiB; all compute the same, bit for bit on processors of one
 kind, and keep their part of it where the result has axes that were cut. `cholesky`, `qr`, `solve`,
 `solve_triangular`, `inv`, `det`, `slogdet` and `expm` collect 8 MiB at most, and work on larger
-matrices in tiles that are dealt out to all processes, or in products of blocks. `qr`, `svd` and what follows from them work on rows of tall matrices.
-`svd`, `eigh` and what follows from them divide matrices of more than 128 MiB until they are small.
-Under `communication("raise")` either is an error. Blocks on GPUs are factorized on the host.
-Solvers in the room `iterative` need of a matrix what it does to vectors.
+matrices in tiles that are dealt out to all processes, or in products of blocks. `qr`, `svd` and
+what follows from them work on rows of tall matrices. `svd`, `eigh` and what follows from them
+divide matrices of more than 128 MiB until they are small. Under `communication("raise")` either is
+an error. Blocks on GPUs are factorized on the host. Solvers in the room `iterative` need of a
+matrix what it does to vectors.
 """
 
 from distarray.linalg._exponential import expm

@@ -83,6 +83,7 @@ MEMORY = {
 """Blocks beside operands and results, as is stated, but for panels: each is a sixteenth here."""
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_peak_memory_is_some_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tiles, "WIDTH", 16)
