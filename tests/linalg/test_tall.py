@@ -15,6 +15,7 @@ from distarray.errors import ImplicitCommunicationError
 from distarray.linalg import _tall
 from distarray.linalg._tall import is_tall
 from distarray.testing import simulate
+from tests import peak_memory
 from tests.array.strategies import Case, cases, on_ranks
 
 DTYPES = (np.float64, np.float32, np.complex128, np.int32)
@@ -337,3 +338,16 @@ def test_long_matrices_keep_their_boundaries(monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_allclose((q.T @ q).full_array(), np.eye(5), atol=1e-14)
 
     on_ranks(program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("power", "least", "blocks"), [(1, 0, 0.5), (12, 0, 0.5), (1, 1 << 40, 2.1)]
+)
+def test_peak_memory_is_the_factor_or_twice_the_block(
+    monkeypatch: pytest.MonkeyPatch, power: int, least: int, blocks: float
+) -> None:
+    """Products need pieces of rows beside the factor; TSQR has the rows' own factor and a copy."""
+    monkeypatch.setattr(_tall, "_CHOLESKY_BYTES", least)
+    x = np.random.default_rng(0).normal(size=(1 << 17, 8)) @ matrix_of(10.0**power, float, (8, 8))
+    assert peak_memory.scratch(da.linalg.qr, x, 2) <= blocks
