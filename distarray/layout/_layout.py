@@ -289,7 +289,7 @@ def _intern(spelled: object, parts: Description) -> Layout:
     key: object = (parts.mesh, parts.placements, parts.shape)
     if parts.shard_order is not None or parts._boundaries:
         key = (key, parts.shard_order, parts._boundaries)
-    found = _interned.get(key)
+    found = _interned.get(key) if spelled != key else None  # which has been looked for
     if found is None:
         made = _seal(parts)
         with _lock:
@@ -372,11 +372,8 @@ def counted(template: Layout, axis: int, lengths: Iterable[int]) -> Layout:
         Its shape has the sum of `lengths`. It `is_counted`, unless these make the default split.
     """
     offsets = (0, *accumulate(lengths))
-    shape = template.shape
-    found = template.replace(
-        shape=(*shape[:axis], offsets[-1], *shape[axis + 1 :]),
-        boundaries={**(template.boundaries or {}), axis: offsets},
-    )
+    shape = (*template.shape[:axis], offsets[-1], *template.shape[axis + 1 :])
+    found = carry_cuts(template, shape, {a: a for a in range(len(shape))}, {axis: offsets})
     mark_counted(found)
     return found
 

@@ -393,11 +393,13 @@ def _spec(op: Op, call: Call) -> Spec:
     if combine is not None and total.kind not in REDUCTIONS[combine].kinds:
         combine = None
     if len(call.layouts) == 1:
-        rules = tuple(
-            rule
-            for rule in op.rules
-            if isinstance(rule[1], Partial) and stays_partial(rule[1].op, call.dtypes[0], total)
-        )
+        rules: tuple[Rule, ...] = ()
+        if layout.has_partial:
+            rules = tuple(
+                rule
+                for rule in op.rules
+                if isinstance(rule[1], Partial) and stays_partial(rule[1].op, call.dtypes[0], total)
+            )
         return reduction_spec(layout.ndim, axes, keepdims, combine, rules, exchanged=exchanged)
     spec = reduction_spec(layout.ndim, axes, keepdims, combine, exchanged=exchanged)
     mask = call.shapes[1]

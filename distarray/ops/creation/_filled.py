@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from math import prod
@@ -139,8 +140,10 @@ def check_value(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 def fill_layout(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
     """Return an array of one value; see `full` for what is raised."""
-    item = check_value("fill_value", value, dtype)  # before any block exists, on every rank alike
+    return _fill(layout, dtype, check_value("fill_value", value, dtype))
 
+
+def _fill(layout: Layout, dtype: np.dtype[Any], item: np.ndarray) -> Any:
     def make(box: Box) -> Buffer:
         block = _memory.empty(boxes.shape(box), dtype, device_of(layout))
         if _backend.is_numpy(block):
@@ -153,7 +156,12 @@ def fill_layout(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
 
 
 def _ones(layout: Layout, dtype: np.dtype[Any]) -> Any:
-    return fill_layout(layout, dtype, 1)
+    return _fill(layout, dtype, _one(dtype))
+
+
+@functools.lru_cache(256)
+def _one(dtype: np.dtype[Any]) -> np.ndarray:
+    return check_value("fill_value", 1, dtype)
 
 
 def _layout_like(

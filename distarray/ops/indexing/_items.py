@@ -108,10 +108,13 @@ def getitem(x: Any, key: Any) -> Any:
     MeshError
         If the key has a mask and this process is not in the mesh.
     """
+    # Found without taking the key apart, which takes 20 us.
+    if isinstance(key, BaseArray) and is_mask_of(key, x.shape):
+        return select_by_mask(x, key, 0)
     try:
         entries = normalize_key(key)
     except IndexingError:
-        if is_mask_of(key, x.shape):  # found without taking the key apart, which takes 20 us
+        if is_mask_of(key, x.shape):
             return select_by_mask(x, key, 0)
         names = field_names(key)
         if names is not None:
@@ -167,6 +170,8 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         of `x`: they cannot know how many these are.
     """
     try:
+        if isinstance(key, BaseArray) and is_mask_of(key, x.shape):
+            raise IndexingError  # found without taking the key apart, which takes 20 us
         entries = normalize_key(key)
     except IndexingError:
         names = field_names(key)

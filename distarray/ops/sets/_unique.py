@@ -34,6 +34,7 @@ from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import on_host
 from distarray.ops.manipulation._shape import moveaxis
 from distarray.ops.sorting._block_sort import argsort_block, merge_order, sort_block
+from distarray.ops.sorting._exchange import GATHERED_BYTES, gather_lines
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_values
 from distarray.typing import Buffer
@@ -199,7 +200,12 @@ class _Unique:
             keys = KeyWords(run.dtype, max(n for _, n in told) if text else None)
             ranks = ranks_of(comm)
             places = np.arange(1, comm.size) * total // comm.size
-            splitters = select_values(run, places, keys, ranks)
+            most = total * run.itemsize
+            if 0 < most <= GATHERED_BYTES:
+                (runs,) = gather_lines(comm, [run[None]], most, self._token + 2, self._step)
+                splitters = sort_block(runs[0])[places]
+            else:
+                splitters = select_values(run, places, keys, ranks)
             cuts[1:-1] = np.searchsorted(run, splitters, "left")
             missing = _is_missing(splitters)
             if missing.any():
