@@ -409,7 +409,7 @@ Take = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
 class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
-    __slots__ = ("_kept", "_messages", "_shape", "_small", "_takes", "_whole")
+    __slots__ = ("_kept", "_looked", "_messages", "_shape", "_small", "_takes", "_whole")
     _step: ExchangeStep
 
     def __init__(
@@ -432,8 +432,9 @@ class _Exchange(_Collective):
         self._whole = isinstance(step, DirectAllReduceStep) and self._takes_whole(rank)
         """Whether every rank takes all of all blocks."""
         self._messages: dict[str, Messages] = {}
-        self._small: SmallBlocks | bool | None = False
-        """How blocks travel that are small; None: they are not, False: nobody has looked yet."""
+        self._small: SmallBlocks | None = None
+        """How blocks travel that are small, once it is known that they are."""
+        self._looked = False
 
     def _find_kept(self, rank: int) -> int | None:
         step = self._step
@@ -470,11 +471,10 @@ class _Exchange(_Collective):
             if reduced is not None:
                 return reduced
         if device == "cpu":
-            small = self._small
-            if small is False:
-                small = self._small = self._find_small(communicator)
-            if small is not None:
-                told = small.exchange([local], number, what)
+            if not self._looked:
+                self._small, self._looked = self._find_small(communicator), True
+            if self._small is not None:
+                told = self._small.exchange([local], number, what)
                 if told is not None:
                     return self.take(told[0])
                 self._small = None

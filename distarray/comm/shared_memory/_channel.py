@@ -75,8 +75,8 @@ _YIELDS = 2000  # offers before sleeping in between
 _SLEEP = 50e-6  # seconds, about what Linux makes of shorter ones (its timers have 50 us of slack)
 
 _CORE_TOLD = 16  # rounds between two times that a rank says on which core it is, in 0.3 us
-_MOVE_EVERY = 10e-3
-"""Seconds between two moves to another core; one or two suffice."""
+_MOVE_EVERY = 1e-3
+"""Least seconds between two moves to another core; mostly one or two suffice."""
 _MOVE_SHARE = 0.01
 """Of the time that moves may take: 20 us each where a core is idle, but where other programs keep
 all busy a rank that moves waits for its turn there, up to 80 ms as measured."""

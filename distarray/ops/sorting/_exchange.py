@@ -93,11 +93,11 @@ def sort_across(
             given.insert(1, np.broadcast_to(places, lines.shape))
         if nbytes:
             whole = gather_lines(comm, given, nbytes, token, what)
-            places = slice(offsets[comm.rank], offsets[comm.rank + 1])
+            mine = slice(offsets[comm.rank], offsets[comm.rank + 1])
             if len(whole) == 1:
                 ordered = sort_block(whole[0], descending=descending, stable=stable)
-                return np.ascontiguousarray(ordered[:, places]), []
-            order = argsort_block(whole[0], descending=descending)[:, places]
+                return np.ascontiguousarray(ordered[:, mine]), []
+            order = argsort_block(whole[0], descending=descending)[:, mine]
             order += np.arange(count)[:, None] * whole[0].shape[1]
             found, *carried = [one.reshape(-1, *one.shape[2:])[order] for one in whole]
         else:
