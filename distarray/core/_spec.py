@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -107,6 +108,7 @@ def pointwise(shapes: tuple[Shape, ...], out: Shape, partial: tuple[Rule, ...] =
     return Spec(tuple(inputs), tuple(range(len(out))), None, partial)
 
 
+@functools.lru_cache(maxsize=1024)  # any number of this size does
 def reduction_spec(
     ndim: int,
     axes: tuple[int, ...],

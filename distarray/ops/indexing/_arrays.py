@@ -26,6 +26,8 @@ def has_index_arrays(found: Advanced) -> bool:
 
 def _with_places(found: Advanced) -> Advanced:
     """Return a key with the places of true items for its masks: an index array for each axis."""
+    if not any(one.is_mask and one.ndim for one in found.key.indices):
+        return found
     indices: list[Index] = []
     arrays: list[Any] = []
     for index in found.key.indices:

@@ -108,13 +108,9 @@ def getitem(x: Any, key: Any) -> Any:
     MeshError
         If the key has a mask and this process is not in the mesh.
     """
-    # Found without taking the key apart, which takes 20 us.
-    if isinstance(key, BaseArray) and is_mask_of(key, x.shape):
-        return select_by_mask(x, key, 0)
-    try:
-        entries = normalize_key(key)
-    except IndexingError:
-        if is_mask_of(key, x.shape):
+    entries = _basic_entries(key)
+    if entries is None:
+        if is_mask_of(key, x.shape):  # found without taking the key apart, which takes 20 us
             return select_by_mask(x, key, 0)
         names = field_names(key)
         if names is not None:
@@ -125,6 +121,16 @@ def getitem(x: Any, key: Any) -> Any:
     if found.step is not None:
         result._origin = ITEM if found.outcome.is_item else (ref(x), found.text)
     return result
+
+
+def _basic_entries(key: Any) -> Key | None:
+    """Return a key of integers, slices, `...` and None; None for one of another kind."""
+    if isinstance(key, list) or (isinstance(key, (BaseArray, np.ndarray)) and key.ndim):
+        return None  # to raise what `normalize_key` does takes 5 us
+    try:
+        return normalize_key(key)
+    except IndexingError:
+        return None
 
 
 def rows(x: Any, keys: Iterable[Any]) -> Iterator[Any]:
@@ -169,11 +175,8 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         If the value has an item for each that a mask selects, and is on processes outside the mesh
         of `x`: they cannot know how many these are.
     """
-    try:
-        if isinstance(key, BaseArray) and is_mask_of(key, x.shape):
-            raise IndexingError  # found without taking the key apart, which takes 20 us
-        entries = normalize_key(key)
-    except IndexingError:
+    entries = _basic_entries(key)
+    if entries is None:
         names = field_names(key)
         if names is None:
             _set_advanced(x, parse(key, x.shape), value)
