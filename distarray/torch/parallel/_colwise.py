@@ -13,6 +13,7 @@ from distarray.torch.parallel.layers._attention import cut_heads
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_vectors
 from distarray.torch.parallel.layers._features import Features, cut_parameters, gather_input
+from distarray.torch.parallel.layers._linear import multiply_in_reach
 from distarray.torch.parallel.layers._normalization import cut_channels, normalises_channels
 
 _R = Replicate()
@@ -91,6 +92,8 @@ def hook_columns(
     given, target = style.input_layouts or _R, style.output_layouts
     ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh, given))
     hook_arguments(module, ways)
+    if isinstance(module, nn.Linear):
+        multiply_in_reach(module, adds_output=False)
     if cut.fills and features.own == 0:
         _empty_shards.fill(style, module, cut.parameters, outputs=cut.features)
     style.on_output(module, lambda _, y: features.leave(y, target, cut.features))

@@ -23,6 +23,7 @@ from distarray.torch.parallel.layers._features import (
     gather_input,
     sum_output,
 )
+from distarray.torch.parallel.layers._linear import multiply_in_reach
 
 _R = Replicate()
 
@@ -105,6 +106,8 @@ def hook_rows(
     ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh))
     ways[cut.inputs[0]] = lambda _, x: features.take(x, given, cut.features)
     hook_arguments(module, ways)
+    if isinstance(module, nn.Linear):
+        multiply_in_reach(module, adds_output=True)
     if cut.fills and features.own == 0:
         _empty_shards.fill(style, module, cut.parameters, inputs=cut.features, name=cut.inputs[0])
     style.on_output(module, lambda m, y: sum_output(y, mesh, target, bias_of(m), cut.features))
