@@ -1307,9 +1307,23 @@ MUTANTS = (
     Mutant(
         "gradients of what all ranks use are not added up",
         "torch/parallel/layers/_features.py",
-        "return _gather(x, mesh, given, name, [_P])",
-        "return _gather(x, mesh, given, name, [_R])",
+        "return _gather(x, mesh, given, name, [_P], casts)",
+        "return _gather(x, mesh, given, name, [_R], casts)",
         ("torch/parallel/layers/test_linear.py",),
+    ),
+    Mutant(
+        "inputs are gathered again of shards that have been changed",
+        "torch/parallel/_slices.py",
+        "part = self.part.restore()",
+        "part = self.part.tensor",
+        ("torch/parallel/test_slices.py",),
+    ),
+    Mutant(
+        "input gradients of layers are those of the last rows alone",
+        "torch/parallel/layers/_linear.py",
+        "return torch.mm(rows, matrix, out=out).view(*x.shape[:-1], columns)",
+        "return torch.mm(rows[-1:], matrix).expand(out.shape).reshape(*x.shape[:-1], columns)",
+        ("torch/parallel/layers/test_products.py",),
     ),
     Mutant(
         "fused weights come in the order of ranks",

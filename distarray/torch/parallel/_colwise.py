@@ -5,8 +5,16 @@ from __future__ import annotations
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.layout import Replicate
-from distarray.torch.parallel._partition_rules import COLUMNS, Cut, cut_of, hook_arguments
+from distarray.layout import Replicate, Shard
+from distarray.torch.parallel._forward_wrapper import extend
+from distarray.torch.parallel._partition_rules import (
+    COLUMNS,
+    Cut,
+    cut_of,
+    hook_arguments,
+    own_method,
+)
+from distarray.torch.parallel._slices import keep_shards
 from distarray.torch.parallel._style import FeatureParallel, one_axis
 from distarray.torch.parallel.layers import _empty_shards
 from distarray.torch.parallel.layers._attention import cut_heads
@@ -34,7 +42,9 @@ class ColwiseParallel(FeatureParallel):
     input_layouts
         How the input arrives; default: ``Replicate()``. It is brought to every rank, except for
         convolutions with groups, where each rank takes the channels of its groups. Normalisations
-        take it cut along the channels by default.
+        take it cut along the channels by default. Of an input of 1 MiB and more that is gathered a
+        rank keeps its shard alone for the backward pass, and gathers there once more, for the
+        weight's gradient; what a `Linear` takes under autocast is gathered cast.
     output_layouts
         How the output leaves; default: cut along its features, as it is computed. That of a
         `MultiheadAttention` leaves as ``Replicate()`` by default.
@@ -55,6 +65,11 @@ class ColwiseParallel(FeatureParallel):
     Notes
     -----
     The `RowwiseParallel` that takes an output cut in units is given the same ``unit``.
+
+    References
+    ----------
+    V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+    arXiv:2205.05198, section 4.2.2.
 
     Examples
     --------
@@ -90,10 +105,13 @@ def hook_columns(
 ) -> None:
     """Bring a module's inputs to every rank, and its output to where it leaves."""
     given, target = style.input_layouts or _R, style.output_layouts
-    ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh, given))
+    casts = isinstance(module, nn.Linear) and own_method(module, nn.Linear) is None
+    ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh, given, casts=casts))
     hook_arguments(module, ways)
     if isinstance(module, nn.Linear):
         multiply_in_reach(module, adds_output=False)
+    if type(given) is Shard:
+        extend(module, arounds=keep_shards)
     if cut.fills and features.own == 0:
         _empty_shards.fill(style, module, cut.parameters, outputs=cut.features)
     style.on_output(module, lambda _, y: features.leave(y, target, cut.features))

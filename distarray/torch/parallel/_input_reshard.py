@@ -1,9 +1,8 @@
 """Slices of replicated activations, kept in their place between the forward and the backward pass.
 
 Of what torch saves inside a call, a tensor whose values lie inside one that is known to be
-replicated is saved as a view of that: the rank keeps a slice of the replicated tensor, once for all
-its views, and gathers it when the first of them is needed again. So it does not matter which view
-of it a rank takes, and nothing is cut that is not known to be the same on all ranks.
+replicated is saved as a view of that (`_slices`). So it does not matter which view of it a rank
+takes, and nothing is cut that is not known to be the same on all ranks.
 
 A tensor is known by its memory, the version of what is in it (in-place changes count it up), and
 the stretch that it takes there.
@@ -15,7 +14,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,15 +22,13 @@ from torch import nn
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Replicate, Shard
-from distarray.redistribute import redistribute_local
 from distarray.torch import _compat
-from distarray.torch._buffers import buffer_of, is_dense, tensor_of
-from distarray.torch._layouts import Placed, check_mesh, is_placed, own_placed, watched
+from distarray.torch._layouts import check_mesh, is_placed, own_placed, watched
 from distarray.torch._modules import state_of
 from distarray.torch._opaque import disable_compile
-from distarray.torch._saved_tensors import Geometry, all_hooks_are_ours, enter_hooks
-from distarray.torch._shards import block_of
+from distarray.torch._saved_tensors import Geometry, enter_hooks
 from distarray.torch.parallel._arrivals import placements_over
+from distarray.torch.parallel._slices import Replicated, View, has_memory, may_decide
 from distarray.torch.parallel._style import one_axis
 
 _NAME = "_distarray_resharding"
@@ -130,7 +127,7 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     own: _Resharding = module.__dict__[_NAME]
     context = contextlib.ExitStack()
     own.under_way.append(context)
-    if own.mesh.size == 1 or not _may_decide():
+    if own.mesh.size == 1 or not may_decide():
         return
     own.calls += 1
     path = state_of(module).path or type(module).__name__
@@ -148,84 +145,6 @@ def _after(module: nn.Module, _: Any, __: Any) -> None:
         under_way.pop().close()
 
 
-# --- slices --------------------------------------------------------------------------------------
-
-
-class _Replicated:
-    """A tensor that all ranks have alike, and this rank's slice of it, once a view is saved.
-
-    Attributes
-    ----------
-    memory, geometry
-        Where the whole is.
-    part
-        The slice.
-    """
-
-    def __init__(self, whole: torch.Tensor, geometry: Geometry) -> None:
-        self.memory = _compat.StorageWeakRef(whole.untyped_storage())
-        self.geometry = geometry
-        self.part: torch.Tensor | None = None
-        self._dtype = whole.dtype
-        self._version = _compat.version(whole)
-        self._is_dense = is_dense(whole)
-        self._views = 0
-        self._gathered: torch.Tensor | None = None
-        self._given_out = 0
-
-    def covers(self, tensor: torch.Tensor, geometry: Geometry) -> bool:
-        """Tell whether all items of a tensor in the same memory are items of this one."""
-        if tensor.dtype is not self._dtype or _compat.version(tensor) != self._version:
-            return False
-        if geometry == self.geometry:
-            return True
-        own = self.geometry
-        return self._is_dense and own.offset <= geometry.offset and geometry.end <= own.end
-
-    def cut(self, tensor: torch.Tensor, layout: Layout, purpose: Purpose) -> None:
-        """Keep the slice that a layout gives this rank, given any tensor in the same memory."""
-        whole = tensor.detach().as_strided(*self.geometry)
-        self.part = block_of(whole, Placed(layout)).clone(memory_format=torch.contiguous_format)
-        self._layout = layout
-        self._purpose = purpose
-
-    def save_view(self, geometry: Geometry) -> _View:
-        """Return what is saved in the place of a view."""
-        self._views += 1
-        return _View(self, geometry)
-
-    def gather(self) -> torch.Tensor:
-        """Return the whole, laid out as it was; kept until each view has had it."""
-        if self._gathered is None:
-            whole = self._layout.replace(placements=[Replicate()])
-            local = buffer_of(cast("torch.Tensor", self.part))
-            found = tensor_of(redistribute_local(local, self._layout, whole, purpose=self._purpose))
-            size, stride, _ = self.geometry
-            if found.stride() != stride and found.numel():
-                laid = torch.empty_strided(size, stride, dtype=found.dtype, device=found.device)
-                found = laid.copy_(found)
-            self._gathered = found
-        result = self._gathered
-        self._given_out += 1
-        if self._given_out % self._views == 0:
-            self._gathered = None
-        return result
-
-
-class _View(NamedTuple):
-    """A saved view of a replicated tensor."""
-
-    source: _Replicated
-    geometry: Geometry
-
-    def restore(self) -> torch.Tensor:
-        whole, source = self.source.gather(), self.source.geometry
-        if self.geometry == source:
-            return whole
-        start = self.geometry.offset - source.offset
-        return whole.as_strided(self.geometry.size, self.geometry.stride, start)
-
-
 # --- calls ---------------------------------------------------------------------------------------
 
 
@@ -241,7 +160,7 @@ class _Call:
         self._mesh = mesh
         self._dim = dim
         self._name = name
-        self._known: dict[int, list[_Replicated]] = {}
+        self._known: dict[int, list[Replicated]] = {}
         self._cuts = 0
 
     def note(self, tensor: torch.Tensor) -> bool:
@@ -251,7 +170,7 @@ class _Call:
         """
         if is_placed(tensor) and not self._is_replicated(tensor):
             return False
-        if isinstance(tensor, nn.Parameter) or not _has_memory(tensor):
+        if isinstance(tensor, nn.Parameter) or not has_memory(tensor):
             return True
         geometry = Geometry.of(tensor)
         if not -len(geometry.size) <= self._dim < len(geometry.size) or geometry.repeats:
@@ -260,12 +179,12 @@ class _Call:
         if entries and entries[0].memory.expired():
             entries.clear()
         if not any(entry.covers(tensor, geometry) for entry in entries):
-            entries.append(_Replicated(tensor, geometry))
+            entries.append(Replicated(tensor))
         return True
 
-    def save(self, tensor: torch.Tensor) -> _View | None:
+    def save(self, tensor: torch.Tensor) -> View | None:
         """Return what is saved of a tensor; None where it is not known to be replicated."""
-        if not _has_memory(tensor):
+        if not has_memory(tensor):
             return None
         entries = self._known.get(_compat.memory_key(tensor))
         if not entries or entries[0].memory.expired():
@@ -316,32 +235,10 @@ def _resharding(call: _Call) -> Iterator[None]:
         _calls.reset(token)
 
 
-def _may_decide() -> bool:
-    """Tell whether this is the place to decide what is saved.
-
-    It is not inside hooks of others for saved tensors, nor where a backward pass computes something
-    again only to use it at once.
-    """
-    return not _compat.is_going_backward() and all_hooks_are_ours()
-
-
-def _save(tensor: torch.Tensor) -> _View | None:
+def _save(tensor: torch.Tensor) -> View | None:
     """Return what the outermost call that knows a tensor saves of it: one slice for all calls."""
     return next((view for call in _calls.get() if (view := call.save(tensor)) is not None), None)
 
 
 def _note_placed(tensor: torch.Tensor) -> None:
     any(call.note(tensor) for call in _calls.get())
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor's memory and version can be looked at, and its values can travel."""
-    return (
-        not _compat.is_wrapped(tensor)
-        and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-        and tensor.numel() > 0
-        and not tensor.is_inference()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )

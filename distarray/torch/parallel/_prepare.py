@@ -19,14 +19,16 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Layout, Placement, Replicate, suggest_for_torch
+from distarray.layout import Layout, Placement, Replicate, Shard, suggest_for_torch
 from distarray.torch._buffers import check_travels
 from distarray.torch._layouts import check_mesh, layout_from
 from distarray.torch._modules import prefix_errors
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
 from distarray.torch.parallel._arrivals import check_arrival
+from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import prepare_input
+from distarray.torch.parallel._slices import keep_shards, note_gathered
 from distarray.torch.parallel._style import ParallelStyle
 
 
@@ -57,7 +59,8 @@ class PrepareModuleInput(ParallelStyle):
     their gradients backward, instead of one collective for each; other uses of the same input,
     in a residual connection for instance, are right beside them. This holds where they take the
     very tensor that the module is called with, and ``backward()`` is called for all leaves;
-    otherwise each reduces its own gradient.
+    otherwise each reduces its own gradient. Of an input of 1 MiB and more a rank keeps its shard
+    alone between forward and backward, where it is gathered once more.
 
     Examples
     --------
@@ -144,6 +147,7 @@ class PrepareModuleInput(ParallelStyle):
             return tuple(bring() for bring in by_position), moved
 
         self.on_input(module, prepare)
+        extend(module, arounds=keep_shards)
 
 
 class PrepareModuleOutput(ParallelStyle):
@@ -400,9 +404,12 @@ def _check_tensor(
             src = layout_from(x, mesh, declared) if placed is None else placed.layout
             dst = Layout(mesh, desired, src.shape) if moves else src
             there, back = routes_between(src, dst, None, x.requires_grad)
-            if mesh.ndim == 1 and isinstance(dst.placements[0], Replicate):
-                return prepare_input(x, there, back)
-            return move(x, there, back)
+            if mesh.ndim > 1 or not isinstance(dst.placements[0], Replicate):
+                return move(x, there, back)
+            result = prepare_input(x, there, back)
+            if isinstance(src.placements[0], Shard):
+                note_gathered(result, x, src)
+            return result
 
     return bring
 

@@ -10,6 +10,8 @@ from torch import nn
 
 import distarray as da
 import distarray.torch as dt
+from distarray.torch._saved_tensors import Kept
+from distarray.torch.parallel._slices import View
 from tests.torch import programs
 from tests.torch.programs import filled, same, values  # noqa: F401 - for tests beside
 
@@ -103,3 +105,29 @@ def check(
         if layout is not None:
             gradient = gradient[tuple(slice(a, b) for a, b in layout.local_box())]
         same(parameter.grad, gradient, terms)
+
+
+def held_bytes(model: nn.Module, x: torch.Tensor) -> int:
+    """Return how many bytes of memory the graph of a call holds, but for parameters."""
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    found: dict[int, torch.Tensor] = {}
+    seen: set[Any] = set()
+    stack: list[Any] = [model(x).grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack.extend(edge for edge, _ in node.next_functions)
+        for name in dir(node):
+            if name.startswith("_raw_saved_"):
+                raw = getattr(node, name)
+                for one in raw if isinstance(raw, tuple) else (raw,):
+                    held = one.data
+                    if isinstance(held, Kept):
+                        held = held.tensor
+                    elif isinstance(held, View):
+                        held = held.source.part.tensor
+                    if isinstance(held, torch.Tensor):
+                        found[held.untyped_storage()._cdata] = held
+    return sum(t.untyped_storage().nbytes() for key, t in found.items() if key not in own)

@@ -13,8 +13,6 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch import _saved_tensors  # noqa: E402
-from distarray.torch.parallel import _input_reshard  # noqa: E402
 from tests.torch.parallel.reshard_models import (  # noqa: E402
     BLOCK_PLAN,
     MLP_PLAN,
@@ -22,6 +20,7 @@ from tests.torch.parallel.reshard_models import (  # noqa: E402
     Mlp,
     check,
     filled,
+    held_bytes,
     on_ranks,
     run,
     same,
@@ -59,30 +58,6 @@ def test_dtypes(dtype):
             assert torch.equal(a, b)
 
     on_ranks(2, program)
-
-
-def held_bytes(model, x):
-    """Return how many bytes of memory the graph of a call holds, but for parameters."""
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-    found, seen, stack = {}, set(), [model(x).grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        stack.extend(edge for edge, _ in node.next_functions)
-        for name in dir(node):
-            if name.startswith("_raw_saved_"):
-                raw = getattr(node, name)
-                for one in raw if isinstance(raw, tuple) else (raw,):
-                    held = one.data
-                    if isinstance(held, _saved_tensors.Kept):
-                        held = held.tensor
-                    elif isinstance(held, _input_reshard._View):
-                        held = held.source.part
-                    if held is not None:
-                        found[held.untyped_storage()._cdata] = held
-    return sum(t.untyped_storage().nbytes() for key, t in found.items() if key not in own)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

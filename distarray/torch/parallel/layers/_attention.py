@@ -16,6 +16,7 @@ from distarray.torch._modules import check_own
 from distarray.torch._opaque import disable_compile
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
+from distarray.torch.parallel._slices import keeping_shards
 from distarray.torch.parallel.layers._features import Features, gather_input, sum_output
 from distarray.torch.training import dropout
 
@@ -59,7 +60,8 @@ def cut_heads(
             )
         query, key, value = _whole(query, key, value, mesh, given)
         batched = query.ndim == 3
-        q, k, v = _project(module, *(_batch_first(module, x) for x in (query, key, value)))
+        with keeping_shards((query, key, value)):
+            q, k, v = _project(module, *(_batch_first(module, x) for x in (query, key, value)))
         q, k, v = (_by_heads(x, module.head_dim) for x in (q, k, v))
         mask = None
         only_causal = is_causal and key_padding_mask is None and not need_weights

@@ -21,9 +21,10 @@ from distarray.torch._layouts import Placed, hand_on, layout_from, own_placed, p
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, routes
 from distarray.torch._opaque import disable_compile
-from distarray.torch._routes import routes_between
+from distarray.torch._routes import Route, routes_between
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import use_apart
+from distarray.torch.parallel._slices import note_gathered
 
 _R, _P = Replicate(), Partial()
 _WHOLE = (_R,)
@@ -183,19 +184,23 @@ def cut_parameters(
 
 @disable_compile
 def gather_input(
-    x: torch.Tensor, mesh: DeviceMesh, given: Placement = _R, name: str = "the input"
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    given: Placement = _R,
+    name: str = "the input",
+    casts: bool = False,
 ) -> torch.Tensor:
     """Return an input whole on every rank, where each computes something else of it.
 
     The gradients of all of them are added; at once with those of other uses of an input that
-    `PrepareModuleInput` brought there.
+    `PrepareModuleInput` brought there. What autocast ``casts`` for the module is gathered cast.
 
     Raises
     ------
     LayoutError
         It is known to arrive otherwise than as ``given``.
     """
-    return _gather(x, mesh, given, name, [_P])
+    return _gather(x, mesh, given, name, [_P], casts)
 
 
 @disable_compile
@@ -205,7 +210,12 @@ def gather_whole(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.T
 
 
 def _gather(
-    x: torch.Tensor, mesh: DeviceMesh, given: Placement, name: str, gradients: Any
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    given: Placement,
+    name: str,
+    gradients: Any,
+    casts: bool = False,
 ) -> torch.Tensor:
     if given is _R:
         check_arrival(x, mesh, _WHOLE, moves=False, name=name)
@@ -221,8 +231,20 @@ def _gather(
         if placed is not None:
             src = placed.layout
             dst = _layout(mesh, _R, src.shape)
-            return move(x, *routes_between(src, dst, gradients, x.requires_grad))
-    return move(x, *routes(x, mesh, [given], [_R], grad_placements=gradients))
+            ways = routes_between(src, dst, gradients, x.requires_grad)
+            return _move_whole(x, *ways, casts)
+    return _move_whole(x, *routes(x, mesh, [given], [_R], grad_placements=gradients), casts)
+
+
+def _move_whole(x: torch.Tensor, there: Route, back: Route, casts: bool) -> torch.Tensor:
+    if type(there.src.placements[0]) is not Shard:
+        return move(x, there, back)
+    kind = x.device.type
+    if casts and x.dtype is torch.float32 and torch.is_autocast_enabled(kind):
+        x = x.to(torch.get_autocast_dtype(kind))
+    whole = move(x, there, back)
+    note_gathered(whole, x, there.src)
+    return whole
 
 
 @disable_compile
