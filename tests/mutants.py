@@ -1586,13 +1586,38 @@ MUTANTS = (
         ("ops/statistical/test_reproducible.py",),
     ),
     Mutant(
-        "the kernel drops what its two levels leave",
+        "the kernel drops what two levels of rows leave",
         "comm/kernels/_exact_sum.py",
-        "        if left:",
-        "        if left < 0:",
+        "    if left or is_huge:",
+        "    if is_huge:",
+        (
+            "ops/statistical/test_reproducible.py::test_sums_of_blocks_that_lie_in_any_way_are_exact",
+        ),
+    ),
+    Mutant(
+        "the kernel drops what two levels of a line leave",
+        "comm/kernels/_exact_sum.py",
+        "                if left:\n",
+        "                if is_huge:\n",
         (
             "ops/statistical/test_reproducible.py::test_exact_sums_agree_with_fsum_whoever_adds_up_and_in_any_order",
         ),
+    ),
+    Mutant(
+        "the kernel keeps units when a larger item comes",
+        "comm/kernels/_exact_sum.py",
+        "    if grows or is_huge or count > _MOST:",
+        "    if is_huge or count > _MOST:",
+        (
+            "ops/statistical/test_reproducible.py::test_sums_of_blocks_that_lie_in_any_way_are_exact",
+        ),
+    ),
+    Mutant(
+        "an exact sum is rounded twice to a narrow dtype",
+        "comm/kernels/_exact_digits.py",
+        "    return double_of(bits + (1 | away) if rest != 0.0 and not bits & 1 else bits)",
+        "    return total",
+        ("ops/statistical/test_reproducible.py",),
     ),
     Mutant(
         "slices of matrices have a bit too much",

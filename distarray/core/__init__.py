@@ -99,7 +99,8 @@ from distarray.core.families._elementwise import (
     run_into,
     run_row,
 )
-from distarray.core.families._exact_sums import WORDS, add_up, round_sums
+from distarray.core.families._exact_items import Items, items_of, products_of
+from distarray.core.families._exact_sums import WORDS, add_up, round_sums, sum_exactly
 from distarray.core.families._examples import example
 from distarray.core.families._fast_paths import inplace_path
 from distarray.core.families._folding import ASSOCIATIVE, convert_to_unit, reduce_block

@@ -1,133 +1,517 @@
-"""Numba kernel that adds up lines of float64 exactly, into digits of fixed-point numbers.
+"""Numba kernels that add up items exactly, and round such sums once.
 
-A tile at a time, which stays in the nearest cache: the largest exponent first, then two levels of
-integers in one loop, which the processor's vectors take. What is left of items far smaller than
-the largest, and tiles with huge items or such that are not finite, go into the digits one item
-after the other.
+Every sum has a lane of two integers, the levels of `core/families/_exact_sums`: multiples of units
+2**50 and 2**101 below a power of two that no item so far exceeds. Items come in chunks, rows of
+items of different sums that stay in a cache: the largest magnitude of each lane first, then both
+levels in one loop, which the processor's vectors take. Where an item exceeds all before, what the
+lane has goes into the digits of a fixed-point number; so does what both levels leave of items far
+smaller than the largest, and all of a chunk, one item after the other, where some are huge or not
+finite. Where there are no digits the integers are rounded at once.
+
+A chunk is copied to scratch memory first, so that one loop serves items that lie in any way; of few
+sums several rows are one, whose lanes are merged at the end. Where the items of one sum lie side by
+side a loop over these finds its integers.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-import numba
 import numpy as np
 
-from distarray.comm.kernels._intrinsics import bits_of, double_of
+from distarray.comm.kernels._exact_digits import (
+    FIELD,
+    MAGNITUDE,
+    WORDS,
+    add_item,
+    add_shifted,
+    clear,
+    cut_to_odd,
+    loop,
+    power,
+    round_all,
+)
+from distarray.comm.kernels._intrinsics import bits_of, double_of, prefetch_item
 from distarray.comm.kernels._jit import Source
 
-_ITEMS: Final = 2048
-"""Of a tile: 16 KiB, half of a first-level cache."""
+_LEVEL: Final = 51
+"""Bits from a level to the next. An integer of the first is 2**50 at most, as its unit is 2**50
+below a power of two that no item exceeds; of the second as well, since half a unit is left."""
+_MOST: Final = 4096
+"""Items of a sum whose integers are added up. Of 2**50 each they come to 2**62."""
+_LOWEST: Final = 49 << 52
+"""Least exponent of a lane, so that units of its second level are not below that of the digits."""
+_HUGE: Final = 2000 << 52
+"""Items with larger exponents could make a level, or a sum of a lane, too large for float64."""
+_AHEAD: Final = 4 << 52
+"""By how much exponents of lanes are above what the items need, as larger ones may follow."""
+_FIRST: Final = (3 << 52) | (1 << 51)
+_SECOND: Final = _FIRST - (_LEVEL << 52)
+"""What makes bits of 1.5 * 2**52 units of each level from an exponent."""
 
-_BITS: Final = 50
-"""Of the integers of the first level; 2048 of them add up to 2**61."""
+_WIDEST: Final = 256
+_NARROWEST: Final = 32
+"""Most lanes, and least where there are as many items: four vectors of 64 bytes. Measured on Zen 4:
+with 512 lanes or chunks of 16 or 64 KiB sums over rows of 8 to 8192 items took up to 1.3 times as
+long."""
+_ITEMS: Final = 4096
+"""Of a chunk in scratch memory: 32 KiB."""
+_SOON: Final = 4
+"""So many rows ahead are asked for, as each begins in another page."""
+_LONG: Final = 64
+"""Items that are added up where they lie side by side; of fewer several sums become lanes."""
 
-_DIGIT: Final = 24
-_MASK: Final = (1 << _DIGIT) - 1
-_LEAST: Final = -1074
-_HUGE: Final = 960
-_DIGITS: Final = 92
-_WORDS: Final = _DIGITS + 3
-"""These and `_WORDS` are as in `core/families/_exact_sums`, which gives the words."""
-
-_EXPONENT: Final = 0x7FF << 52
-_MANTISSA: Final = (1 << 52) - 1
-_MAGNITUDE: Final = (1 << 63) - 1
-
-# Loops are functions of their own: Numba vectorises them as they stand.
-_loop = numba.njit(nogil=True, error_model="numpy")
+# Where the scratch memory has what, in words of 8 bytes. Lines of arrays do not share cache sets.
+_STRIDE: Final = _WIDEST + 8
+_LARGEST: Final = 0
+_EXPONENT: Final = _STRIDE
+_HIGH: Final = 2 * _STRIDE
+_LOW: Final = 3 * _STRIDE
+_LEFT: Final = 4 * _STRIDE
+_CHUNK: Final = 5 * _STRIDE
+_SUMS: Final = _CHUNK + _ITEMS + 4 * _WIDEST
+SCRATCH: Final = _SUMS + _WIDEST * WORDS
+"""Words of scratch memory."""
 
 
-@_loop
-def _largest(x: Any, start: int, stop: int) -> Any:
-    """Return the bits of the largest magnitude; those of NaN and infinity are larger than all."""
+@loop
+def _round_lanes(scratch: Any, columns: int, to_odd: int, sums: Any, at: int) -> None:
+    """Round the sums of lanes that have all of them.
+
+    The integers make one, of which two parts are exact in float64: so their sum is rounded once.
+    """
+    for c in range(columns):
+        low = scratch[_LOW + c]
+        high = scratch[_HIGH + c] + (low >> _LEVEL)
+        low &= (1 << _LEVEL) - 1
+        # Few enough bits and all of them count; else all below the last one are as good as half.
+        is_short = -(1 << 55) < high < 1 << 55
+        cut = high & (3 if is_short else 1023)
+        above = float(high - cut)
+        below = float((cut << _LEVEL) + low) * power(-_LEVEL)
+        rough = float(cut) + (0.5 if low else 0.0)
+        below = below if is_short else rough
+        total = above + below
+        if to_odd:
+            total = cut_to_odd(total, below - (total - above))
+        # The unit of the first level is 2**-49 of what has this exponent; both steps are exact.
+        sums[at + c] = bits_of(total * power(-49) * double_of(scratch[_EXPONENT + c]))
+
+
+# --- chunks --------------------------------------------------------------------------------------
+
+
+@loop
+def _copy_run(x: Any, at: int, step: int, scratch: Any, to: int, pitch: int, count: int) -> None:
+    """Bring items at equal distances to scratch memory."""
+    for i in range(count):
+        scratch[to + i * pitch] = bits_of(float(x[at + i * step]))
+
+
+@loop
+def _turn_eight(
+    x: Any, at: int, apart: int, step: int, scratch: Any, to: int, pitch: int, count: int
+) -> None:
+    """Bring items of eight lines to scratch memory, as a column each."""
+    for i in range(count):
+        for j in range(8):
+            scratch[to + i * pitch + j] = bits_of(float(x[at + i * step + j * apart]))
+
+
+@loop
+def _load(
+    x: Any, at: int, first: int, rows: int, n1: int, s0: int, s1: int, outer: int, t0: int,
+    inner: int, t1: int, scratch: Any,
+) -> None:  # fmt: skip
+    """Bring `rows` items, from number `first` on, of `outer * inner` sums to scratch memory."""
+    columns = outer * inner
+    done, to = 0, _CHUNK
+    while done < rows:
+        i0 = (first + done) // n1
+        i1 = first + done - i0 * n1
+        run = min(n1 - i1, rows - done)
+        start = at + i0 * s0 + i1 * s1
+        done += run
+        if t1 == 1 and s1 == columns == inner:
+            run, columns, inner = 1, run * inner, run * inner
+        for _ in range(outer):
+            c = 0
+            if t1 <= s1:
+                for i in range(run):
+                    if i + _SOON < n1 - i1:
+                        item = start + (i + _SOON) * s1
+                        for j in range(item, item + inner * t1, 8):
+                            prefetch_item(x, j)
+                    if t1 == 1:
+                        _copy_run(x, start + i * s1, 1, scratch, to + i * columns, 1, inner)
+                    else:
+                        _copy_run(x, start + i * s1, t1, scratch, to + i * columns, 1, inner)
+                c = inner
+            while c + 8 <= inner:
+                _turn_eight(x, start + c * t1, t1, s1, scratch, to + c, columns, run)
+                c += 8
+            while c < inner:
+                _copy_run(x, start + c * t1, s1, scratch, to + c, columns, run)
+                c += 1
+            start += t0
+            to += inner
+        to += (run - 1) * columns
+
+
+@loop
+def _find_largest(scratch: Any, rows: int, lanes: int) -> None:
+    """Find the bits of the largest magnitude in each lane."""
+    for lane in range(lanes):
+        scratch[_LARGEST + lane] = 0
+    for at in range(_CHUNK, _CHUNK + rows * lanes, 4 * lanes):
+        for lane in range(lanes):
+            largest = scratch[_LARGEST + lane]
+            for i in range(4):
+                largest = max(largest, scratch[at + i * lanes + lane] & MAGNITUDE)
+            scratch[_LARGEST + lane] = largest
+
+
+@loop
+def _add_high(scratch: Any, rows: int, lanes: int) -> None:
+    """Add up the first level of each lane, and see what is left."""
+    for lane in range(lanes):
+        scratch[_HIGH + lane] -= rows * (scratch[_EXPONENT + lane] + _FIRST)
+        scratch[_LEFT + lane] = 0
+    for at in range(_CHUNK, _CHUNK + rows * lanes, 4 * lanes):
+        for lane in range(lanes):
+            first = double_of(scratch[_EXPONENT + lane] + _FIRST)
+            high, left = scratch[_HIGH + lane], scratch[_LEFT + lane]
+            for i in range(4):
+                item = double_of(scratch[at + i * lanes + lane])
+                above = item + first
+                high += bits_of(above)
+                left |= bits_of(item - (above - first))
+            scratch[_HIGH + lane], scratch[_LEFT + lane] = high, left
+
+
+@loop
+def _add_low(scratch: Any, rows: int, lanes: int, mask: int) -> None:
+    """Add up the second level of each lane, the first one with a mask of -1, and see what is left.
+
+    The mask is 0 where the first level has been added up before.
+    """
+    for lane in range(lanes):
+        exponent = scratch[_EXPONENT + lane]
+        scratch[_HIGH + lane] -= rows * (exponent + _FIRST) & mask
+        scratch[_LOW + lane] -= rows * (exponent + _SECOND)
+        scratch[_LEFT + lane] = 0
+    for at in range(_CHUNK, _CHUNK + rows * lanes, 4 * lanes):
+        for lane in range(lanes):
+            first = double_of(scratch[_EXPONENT + lane] + _FIRST)
+            second = double_of(scratch[_EXPONENT + lane] + _SECOND)
+            high = np.int64(0)
+            low, left = scratch[_LOW + lane], scratch[_LEFT + lane]
+            for i in range(4):
+                item = double_of(scratch[at + i * lanes + lane])
+                above = item + first
+                high += bits_of(above)
+                item -= above - first
+                above = item + second
+                low += bits_of(above)
+                left |= bits_of(item - (above - second))
+            scratch[_HIGH + lane] += high & mask
+            scratch[_LOW + lane], scratch[_LEFT + lane] = low, left
+
+
+@loop
+def _add_lane(scratch: Any, lane: int, words: Any, base: int) -> None:
+    """Move the integers of a lane to words."""
+    place = (scratch[_EXPONENT + lane] >> 52) + 2
+    add_shifted(words, base, place, scratch[_HIGH + lane])
+    add_shifted(words, base, place - _LEVEL, scratch[_LOW + lane])
+    scratch[_HIGH + lane] = scratch[_LOW + lane] = 0
+
+
+@loop
+def _add_rest(
+    scratch: Any, at: int, pitch: int, rows: int, exponent: int, words: Any, base: int
+) -> None:
+    """Add what both levels leave of each item to words; all of it where there is no exponent."""
+    first, second = double_of(exponent + _FIRST), double_of(exponent + _SECOND)
+    for row in range(rows):
+        item = double_of(scratch[_CHUNK + at + row * pitch])
+        if exponent:
+            item -= (item + first) - first
+            item -= (item + second) - second
+        if item != 0.0:
+            add_item(words, base, bits_of(item))
+
+
+@loop
+def _left_of(scratch: Any, lanes: int) -> Any:
+    left = np.int64(0)
+    for lane in range(lanes):
+        left |= scratch[_LEFT + lane]
+    return left & MAGNITUDE
+
+
+@loop
+def _find_exponents(scratch: Any, columns: int, lanes: int) -> Any:
+    """Find the exponents that a chunk needs.
+
+    Returns the largest, and whether lanes that have something need a larger one than they have.
+    """
+    half = lanes // 2
+    while half >= columns:
+        for c in range(half):
+            scratch[_LARGEST + c] = max(scratch[_LARGEST + c], scratch[_LARGEST + half + c])
+        half //= 2
     largest = np.int64(0)
-    for i in range(start, stop):
-        largest = max(largest, bits_of(x[i]) & _MAGNITUDE)
+    for c in range(columns):
+        exponent = scratch[_LARGEST + c] & FIELD
+        largest = max(largest, exponent)
+        scratch[_LARGEST + c] = exponent
+    half = columns
+    while half < lanes:
+        for c in range(half):
+            scratch[_LARGEST + half + c] = scratch[_LARGEST + c]
+        half *= 2
+    grows = np.int64(0)
+    for lane in range(lanes):
+        has = scratch[_HIGH + lane] | scratch[_LOW + lane]
+        grows |= has if scratch[_LARGEST + lane] > scratch[_EXPONENT + lane] else 0
+    return largest, grows != 0
+
+
+@loop
+def _add_chunk(
+    scratch: Any, rows: int, columns: int, lanes: int, is_narrow: int, words: Any, base: int,
+    is_clear: int, count: int,
+) -> int:  # fmt: skip
+    """Add rows of items to their lanes; return whether no words were needed so far, and clear."""
+    _find_largest(scratch, rows, lanes)
+    largest, grows = _find_exponents(scratch, columns, lanes)
+    is_huge = largest > _HUGE
+    left = np.int64(0)
+    if grows or is_huge or count > _MOST:
+        if is_clear:
+            clear(words, base, columns)
+            is_clear = 0
+        for lane in range(lanes):
+            _add_lane(scratch, lane, words, base + lane % columns * WORDS)
+    if not is_huge:
+        for lane in range(lanes):
+            exponent, largest = scratch[_EXPONENT + lane], scratch[_LARGEST + lane]
+            scratch[_EXPONENT + lane] = largest + _AHEAD if largest > exponent else exponent
+        if is_narrow:
+            _add_high(scratch, rows, lanes)
+            left = _left_of(scratch, lanes)
+        if left or not is_narrow:
+            _add_low(scratch, rows, lanes, 0 if is_narrow else -1)
+            left = _left_of(scratch, lanes)
+    if left or is_huge:
+        if is_clear:
+            clear(words, base, columns)
+            is_clear = 0
+        for lane in range(lanes):
+            if is_huge or scratch[_LEFT + lane] & MAGNITUDE:
+                exponent = 0 if is_huge else scratch[_EXPONENT + lane]
+                to = base + lane % columns * WORDS
+                _add_rest(scratch, lane, lanes, rows, exponent, words, to)
+    return is_clear
+
+
+@loop
+def _add_columns(
+    x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n1: int, s1: int,
+    is_narrow: int, scratch: Any, out: Any, wanted: int,
+) -> Any:  # fmt: skip
+    """Add up items of several sums at a time."""
+    n = n0 * n1
+    # Of what lies side by side a chunk has as much as may be.
+    width = _WIDEST if t1 <= s1 else min(_WIDEST, max(_NARROWEST, _ITEMS // n))
+    inner = min(k1, width)
+    outer = 1 if s1 == k1 * t1 and n1 >= _LONG else min(k0, width // inner)
+    words = scratch if wanted else out
+    told = np.int64(0)
+    for g in range(0, k0, outer):
+        some = min(outer, k0 - g)
+        for c in range(0, k1, inner):
+            few = min(inner, k1 - c)
+            columns, to, at = some * few, g * k1 + c, g * t0 + c * t1
+            base = _SUMS if wanted else to * WORDS
+            depth = min(n, _ITEMS // columns)
+            folds = 1
+            while columns * folds < _NARROWEST and folds < depth:
+                folds *= 2
+            lanes = columns * folds
+            for lane in range(lanes):
+                scratch[_EXPONENT + lane] = _LOWEST
+                scratch[_HIGH + lane] = scratch[_LOW + lane] = 0
+            is_clear = 1 if wanted else 0
+            count = 0
+            for first in range(0, n, depth):
+                rows = min(depth, n - first)
+                _load(x, at, first, rows, n1, s0, s1, some, t0, few, t1, scratch)
+                deep = (rows + 4 * folds - 1) // (4 * folds) * 4
+                for i in range(_CHUNK + rows * columns, _CHUNK + deep * lanes):
+                    scratch[i] = 0
+                count += rows
+                is_clear = _add_chunk(
+                    scratch, deep, columns, lanes, is_narrow, words, base, is_clear, count
+                )
+                count = rows if count > _MOST else count
+            if is_clear:
+                half = lanes // 2
+                while half >= columns:
+                    for i in range(half):
+                        scratch[_HIGH + i] += scratch[_HIGH + half + i]
+                        scratch[_LOW + i] += scratch[_LOW + half + i]
+                    half //= 2
+                _round_lanes(scratch, columns, wanted - 1, out, to)
+            else:
+                for lane in range(lanes):
+                    _add_lane(scratch, lane, words, base + lane % columns * WORDS)
+                if wanted:
+                    told |= round_all(scratch, _SUMS, columns, wanted - 1, out, to)
+    return told
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+@loop
+def _find_largest_of(x: Any, at: int, count: int) -> Any:
+    largest = np.int64(0)
+    for i in range(at, at + count):
+        largest = max(largest, bits_of(float(x[i])) & MAGNITUDE)
     return largest
 
 
-@_loop
-def _add_levels(x: Any, start: int, stop: int, first: float, second: float) -> Any:
-    """Return the sums of the bits of both levels, and whether anything is left of any item."""
-    high = low = left = np.int64(0)
-    for i in range(start, stop):
-        above = x[i] + first
+@loop
+def _add_high_of(x: Any, at: int, count: int, first: float) -> Any:
+    high = left = np.int64(0)
+    for i in range(at, at + count):
+        item = float(x[i])
+        above = item + first
         high += bits_of(above)
-        rest = x[i] - (above - first)
-        above = rest + second
+        left |= bits_of(item - (above - first))
+    return high, left
+
+
+@loop
+def _add_levels_of(x: Any, at: int, count: int, first: float, second: float) -> Any:
+    high = low = left = np.int64(0)
+    for i in range(at, at + count):
+        item = float(x[i])
+        above = item + first
+        high += bits_of(above)
+        item -= above - first
+        above = item + second
         low += bits_of(above)
-        left |= bits_of(rest - (above - second))
+        left |= bits_of(item - (above - second))
     return high, low, left
 
 
-@_loop
-def _add_integer(words: Any, place: int, total: int) -> None:
-    words[place] += total & _MASK
-    words[place + 1] += (total >> _DIGIT) & _MASK
-    words[place + 2] += total >> (2 * _DIGIT)
+@loop
+def _add_lines(
+    x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n: int, is_narrow: int,
+    scratch: Any, out: Any, wanted: int,
+) -> Any:  # fmt: skip
+    """Add up items that lie side by side."""
+    words = scratch if wanted else out
+    ahead = _AHEAD if n0 > 1 or n > _MOST else 0
+    told = np.int64(0)
+    lane = 0  # of this sum; those below have all of theirs
+    for to in range(k0 * k1):
+        at = to // k1 * t0 + to % k1 * t1
+        base = _SUMS if wanted else to * WORDS
+        is_clear = 1 if wanted else 0
+        exponent = np.int64(_LOWEST)
+        scratch[_EXPONENT + lane] = exponent
+        scratch[_HIGH + lane] = scratch[_LOW + lane] = 0
+        total = 0
+        for j in range(n0):
+            for first in range(0, n, _MOST):
+                count = min(_MOST, n - first)
+                item = at + j * s0 + first
+                largest = _find_largest_of(x, item, count) & FIELD
+                total += count
+                is_huge = largest > _HUGE
+                if total > count and (largest > exponent or total > _MOST):
+                    if is_clear:
+                        clear(words, base, 1)
+                        is_clear = 0
+                    _add_lane(scratch, lane, words, base)
+                    total = count
+                left = np.int64(1)
+                if not is_huge:
+                    if largest > exponent:
+                        exponent = largest + ahead
+                        scratch[_EXPONENT + lane] = exponent
+                    one, two = exponent + _FIRST, exponent + _SECOND
+                    if is_narrow:
+                        high, left = _add_high_of(x, item, count, double_of(one))
+                        left &= MAGNITUDE
+                        low = count * two
+                    if left:
+                        high, low, left = _add_levels_of(
+                            x, item, count, double_of(one), double_of(two)
+                        )
+                        left &= MAGNITUDE
+                    scratch[_HIGH + lane] += high - count * one
+                    scratch[_LOW + lane] += low - count * two
+                if left:
+                    if is_clear:
+                        clear(words, base, 1)
+                        is_clear = 0
+                    _copy_run(x, item, 1, scratch, _CHUNK, 1, count)
+                    _add_rest(scratch, 0, 1, count, 0 if is_huge else exponent, words, base)
+        if not is_clear:
+            _add_lane(scratch, lane, words, base)
+            if wanted:
+                told |= round_all(scratch, _SUMS, 1, wanted - 1, out, to)
+        lane += is_clear
+        if lane == _WIDEST or (wanted and (not is_clear or to == k0 * k1 - 1)):
+            _round_lanes(scratch, lane, wanted - 1, out, to + is_clear - lane)
+            lane = 0
+    return told
 
 
-@_loop
-def _add_item(words: Any, base: int, item: float) -> None:
-    """Add one item, whatever it is, to the words from a base on."""
-    bits = bits_of(item)
-    field = (bits >> 52) & 0x7FF
-    mantissa = bits & _MANTISSA
-    if field == 0x7FF:
-        if mantissa:
-            words[base + _DIGITS + 2] += 1
-        elif bits < 0:
-            words[base + _DIGITS + 1] += 1
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def add_up(kind: str) -> Source:
+    """Return the kernel that adds up items of a kind, "f4" or "f8".
+
+    The arguments: the items; how many sums there are, in two axes, and the strides between their
+    items, in items; how many items a sum has, and their strides, as well, the smaller stride last
+    of each; scratch memory; the results, and which: 0 adds to words, 1 stores bits of rounded sums,
+    2 of sums rounded to odd. It returns what it has to tell.
+    """
+    is_narrow = (
+        1 if kind == "f4" else 0
+    )  # so that one level is enough but where items differ by 2**26
+
+    def add(
+        x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n1: int, s1: int,
+        scratch: Any, out: Any, wanted: int,
+    ) -> int:  # fmt: skip
+        if s1 == 1 and n1 >= _LONG and (k0 * k1 == 1 or t1 != 1):
+            told = _add_lines(x, k0, t0, k1, t1, n0, s0, n1, is_narrow, scratch, out, wanted)
         else:
-            words[base + _DIGITS] += 1
-        return
-    if field:
-        mantissa |= 1 << 52
-        field -= 1
-    if bits < 0:
-        mantissa = -mantissa
-    place = field // _DIGIT
-    by = field - place * _DIGIT
-    _add_integer(words, base + place, (mantissa & _MASK) << by)
-    _add_integer(words, base + place + 1, (mantissa >> _DIGIT) << by)
+            told = _add_columns(x, k0, t0, k1, t1, n0, s0, n1, s1, is_narrow, scratch, out, wanted)
+        return told
+
+    items = {"f4": "float32", "f8": "float64"}[kind]
+    numbers = ", ".join(["int64"] * 8)
+    words = "CPointer(int64)"
+    return Source(add, f"int64(CPointer({items}), {numbers}, {words}, {words}, int64)")
 
 
-@_loop
-def _sigma(place: int) -> float:
-    """Return 1.5 * 2**52 units of a digit."""
-    return double_of(((52 + _LEAST + _DIGIT * place + 1023) << 52) | (1 << 51))
+def round_words() -> Source:
+    """Return the kernel that rounds sums, whose words it changes.
 
+    The arguments: the words, how many sums, where their bits go, and whether they are rounded to
+    odd. It returns what it has to tell.
+    """
 
-@_loop
-def _add_line(x: Any, first: int, n: int, words: Any, base: int) -> None:
-    for start in range(first, first + n, _ITEMS):
-        stop = min(start + _ITEMS, first + n)
-        exponent = (_largest(x, start, stop) >> 52) - 1022
-        if exponent > _HUGE:
-            for i in range(start, stop):
-                _add_item(words, base, x[i])
-            continue
-        place = max(0, (exponent - _BITS - _LEAST + _DIGIT - 1) // _DIGIT)
-        below = max(0, place - 2)
-        upper, lower = _sigma(place), _sigma(below)
-        high, low, left = _add_levels(x, start, stop, upper, lower)
-        count = np.int64(stop - start)
-        _add_integer(words, base + place, high - count * bits_of(upper))
-        _add_integer(words, base + below, low - count * bits_of(lower))
-        if left:
-            for i in range(start, stop):
-                rest = x[i] - ((x[i] + upper) - upper)
-                rest -= (rest + lower) - lower
-                if rest:
-                    _add_item(words, base, rest)
+    def round_them(words: Any, count: int, sums: Any, to_odd: int) -> int:
+        return round_all(words, 0, count, to_odd, sums, 0)
 
-
-def add_lines() -> Source:
-    """Return the kernel. The arguments: the items, how many lines of how many, and their words."""
-
-    def add(x: Any, lines: int, n: int, words: Any) -> None:
-        for line in range(lines):
-            _add_line(x, line * n, n, words, line * _WORDS)
-
-    return Source(add, "void(CPointer(float64), int64, int64, CPointer(int64))")
+    return Source(round_them, "int64(CPointer(int64), int64, CPointer(int64), int64)")

@@ -108,6 +108,20 @@ def prefetch(typing: Any, address: Any, writes: Any) -> Any:
 
 
 @intrinsic
+def prefetch_item(typing: Any, items: Any, index: Any) -> Any:
+    """Ask for the line of an item early, to be read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.bitcast(builder.gep(args[0], [args[1]]), _I8.as_pointer())
+        type_ = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], type_)
+        builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(items, types.int64), generate
+
+
+@intrinsic
 def fence(typing: Any) -> Any:
     """Make the stores before it visible before those after it."""
 

@@ -12,19 +12,27 @@ Binned sums (J. Demmel, H. D. Nguyen, "Parallel reproducible summation", IEEE Tr
 summation", ACM Trans. Math. Softw. 46, 2020) keep a few levels of the same kind at fixed places,
 and so depend on how many. As here nothing is dropped, the levels may lie where each tile needs
 them, and the result is the sum itself, rounded to nearest.
+
+A kernel does so with blocks of float32 and float64, wherever their items lie, and without a
+fixed-point number where a tile has all items of a sum (`comm/kernels/_exact_sum`). Other items,
+those under a mask and products, are made a tile at a time, and added up by either.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import frexp, ldexp, prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.comm.kernels import address_of, kernel, run_faster
 from distarray.core.engine._tiles import tile_shape, tiles
-from distarray.typing import Buffer
+from distarray.core.families._exact_items import Box, Items, is_plain
+from distarray.typing import Buffer, Shape
 
 DIGIT_BITS: Final = 24
 """A digit is an integer of 64 bits; 2**39 additions of 24 bits to it do not overflow."""
@@ -40,105 +48,254 @@ _TILE: Final = 1 << 15
 """Items of a tile: its scratch memory and a few more calls of NumPy fit the second-level cache.
 With 2**12, 2**14 and 2**15 items an operation of NumPy takes 0.8, 0.45 and 0.35 ns an item on Zen
 1."""
+_KEPT: Final = 2048
+"""Sums that are found together: 1.5 MB of words, and as much to round them."""
 _MOST_BITS: Final = 50
 """Of the integers of a level: `x + sigma` stays in the binade of `sigma` up to 2**51 units."""
 _HUGE_EXPONENT: Final = 960
 """Of items from here on `sigma` could overflow, and they are scaled by so many digits first."""
 _SHIFT: Final = 4
 
-_KERNELS: Final = "distarray.comm.kernels._exact_sum"
+WANT_WORDS, WANT_NEAREST, WANT_ODD = range(3)
+"""What the kernel does: it adds to words, or gives bits of sums rounded to nearest, or to odd."""
+_INVALID, _OVERFLOW = 1, 2
+"""What it tells: a sum has infinities of both signs, or is too large for float64."""
+_SCRATCH: Final = 30760
+"""Words of its scratch memory."""
+
+_kernel = functools.partial(kernel, "distarray.comm.kernels._exact_sum")
+_KINDS: Final = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
 _DEAR: Final = 6
-"""So many times as long as for a plain copy NumPy takes, as measured on Zen 1."""
-_SMALL: Final = 1 << 12
-"""Items of a line below which NumPy serves; a choice by the clock costs more."""
+_DEAR_TO_ROUND: Final = 30
+"""So many times as long as for a plain copy NumPy takes, of items and of words to round."""
 
 
-def add_up(block: Buffer, axes: tuple[int, ...]) -> Buffer:
-    """Return the exact sums of a block over axes, as words.
+# --- sums ----------------------------------------------------------------------------------------
+
+
+def add_up(items: Items, axes: tuple[int, ...]) -> Buffer:
+    """Return the exact sums of items over axes, as words.
 
     Parameters
     ----------
-    block : array
-        Of real floating-point items, float64 at most.
+    items : Items
     axes : tuple of int
         Ascending.
 
     Returns
     -------
     array of int64
-        Of shape (WORDS, ...), then the block's with reduced axes of length 1. The words of several
-        blocks add up.
+        Of the shape of the items with reduced axes of length 1, and an axis of WORDS words. The
+        words of several blocks add up.
     """
-    if block.ndim == 0:
-        return add_up(block.reshape(1), (0,)).reshape(WORDS)
-    shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
-    words = _memory.zeros((WORDS, *shape), np.int64, _backend.device_of(block))
-    if block.size == 0:
-        return words
-    if not _backend.is_numpy(block):
-        _split(words, block.astype(np.float64), axes, None)
-        return words
-    lines = _lines(block, axes)
-    if lines is None:
-        _add_tiles(words, block, axes)
-    else:
-        words += _add_lines(lines).T.reshape(words.shape)
-    return words
+    return _find(items, axes, WANT_WORDS)
 
 
-def _lines(block: Buffer, axes: tuple[int, ...]) -> Buffer | None:
-    """Return the items of each sum as a row, where they are float64, many, and lie in order."""
-    if block.dtype != np.float64 or not block.dtype.isnative or not block.flags.aligned:
-        return None
-    if len(axes) == block.ndim and block.flags.f_contiguous:
-        return block.T.reshape(1, -1)
-    kept = block.ndim - len(axes)
-    if axes != tuple(range(kept, block.ndim)) or not block.flags.c_contiguous:
-        return None
-    lines = block.reshape(prod(block.shape[:kept]), -1)
-    return lines if len(lines) == 1 or lines.shape[1] >= _SMALL else None
+def sum_exactly(items: Items, axes: tuple[int, ...], dtype: Any) -> Buffer:
+    """Return the sums of items over axes, rounded once to a real floating dtype.
+
+    Ties go to the even number, an exact zero is 0.0, and what is too large infinity.
+
+    Returns
+    -------
+    array
+        Of the shape of the items with reduced axes of length 1.
+    """
+    sums = _find(items, axes, _wanted(dtype)).view(np.float64)
+    return sums.astype(dtype, copy=False)
 
 
-def _add_lines(lines: Buffer) -> Buffer:
-    """Return a row of words for each row of items."""
-    words = np.zeros((len(lines), WORDS), np.int64)
+def _wanted(dtype: Any) -> int:
+    return WANT_NEAREST if dtype == np.float64 else WANT_ODD
 
-    def by_numpy() -> None:
-        for line, found in zip(lines, words, strict=True):
-            counts = [0] * WORDS  # of Python's integers, as one of NumPy's takes as long as a tile
-            _add_tiles(counts, line, (0,))
-            found[:] = counts
 
-    if lines.size < _SMALL:
-        by_numpy()
-        return words
+def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
+    """Return words of sums, or bits of sums rounded to nearest or to odd."""
+    shape = tuple(1 if i in axes else n for i, n in enumerate(items.shape))
+    if not prod(items.shape):
+        return np.zeros(shape if wanted else (*shape, WORDS), np.int64)
+    block = items.block
+    if block is not None and not _backend.is_numpy(block):
+        words = np.moveaxis(_backend.to_host(_add_on_device(block, axes)), 0, -1)
+        return _round(words, wanted) if wanted else words
+    if wanted and block is not None and prod(shape) == prod(items.shape):  # of one item each
+        sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
+        return sums.view(np.int64)
+    direct, kind = False, "f8"
+    if block is not None and is_plain(block):
+        direct, kind = True, _KINDS[block.dtype]
+    found: list[Buffer] = []
+
+    def by_kernel(run: Callable[..., int]) -> None:
+        if direct:
+            nest = _nest_of(block, axes)
+            found.append(nest.arrange(nest.run(run, block, wanted)))
+        else:
+            found.append(_find_by_tiles(items, axes, wanted, run))
+
     run_faster(
-        "reduce exactly",
-        lines.nbytes,
-        kernel(_KERNELS, "add_lines"),
-        lambda run: run(address_of(lines), *lines.shape, address_of(words)),
-        by_numpy,
+        f"reduce exactly {kind}{'' if direct else ' made'}",
+        8 * prod(items.shape),
+        _kernel("add_up", kind),
+        by_kernel,
+        lambda: found.append(_find_by_tiles(items, axes, wanted)),
         _DEAR,
     )
+    return found[0]
+
+
+def _add_on_device(block: Buffer, axes: tuple[int, ...]) -> Buffer:
+    shape = tuple(1 if i in axes else n for i, n in enumerate(block.shape))
+    words = _memory.zeros((WORDS, *shape), np.int64, _backend.device_of(block))
+    _split(words, block.astype(np.float64), axes, None)
     return words
 
 
-def _add_tiles(words: Any, block: Buffer, axes: tuple[int, ...]) -> None:
-    """Add the items of a block to words, a tile at a time."""
-    steps = tile_shape(block.shape, block.strides, axes, _TILE)
-    items = prod(steps)
-    scratch = _memory.empty((2, items), np.float64)
-    every = range(block.ndim)
-    for kept in tiles(block.shape, steps, [axis for axis in every if axis not in axes]):
-        column = block[kept]
-        part = words if words.__class__ is list else words[(slice(None), *kept)]
-        for box in tiles(column.shape, steps, axes):
-            tile = column[box]
-            pair = [line[: tile.size].reshape(tile.shape) for line in scratch]
-            if tile.dtype != np.float64:
-                np.copyto(pair[1], tile)
-                tile = pair[1]
-            _split(part, tile, axes, pair)
+# --- by the kernel, of items where they lie ------------------------------------------------------
+
+
+class _Nest(NamedTuple):
+    """Kept and reduced axes of a block, as few as reach all items, the smallest stride last.
+
+    Attributes
+    ----------
+    offset
+        Where the first item in the order of memory lies, in items.
+    kept, reduced
+        Lengths and strides, which are positive, at least two of each.
+    sizes, places, turned
+        Of the kept axes in the order of memory: their lengths, the places of the block's axes among
+        them, and by which index those are turned round that run backwards.
+    axes
+        The reduced axes of the block.
+    """
+
+    offset: int
+    kept: tuple[tuple[int, int], ...]
+    reduced: tuple[tuple[int, int], ...]
+    sizes: Shape
+    places: tuple[int, ...]
+    turned: Box
+    axes: tuple[int, ...]
+
+    def run(
+        self, run: Callable[..., int], block: Buffer, wanted: int, into: Buffer | None = None
+    ) -> Buffer:
+        """Return words or bits of the sums of a block, in the order of memory.
+
+        Those wanted as words are added to `into`, if there is one.
+        """
+        if wanted and len(self.reduced) > 2:
+            return _round(self.run(run, block, WANT_WORDS), wanted)
+        count = prod(self.sizes)
+        if into is None:
+            into = np.empty(count, np.int64) if wanted else np.zeros((count, WORDS), np.int64)
+        scratch = _memory.empty((_SCRATCH,), np.int64)
+        lengths = itertools.chain(*self.kept[-2:], *self.reduced[-2:])
+        rest = *lengths, address_of(scratch)
+        item, to = address_of(block) + self.offset * block.itemsize, address_of(into)
+        step = into.nbytes // prod(n for n, _ in self.kept[:-2])
+        told = 0
+        for i, kept in enumerate(_offsets(self.kept[:-2])):
+            for reduced in _offsets(self.reduced[:-2]):
+                start = item + (kept + reduced) * block.itemsize
+                told |= run(start, *rest, to + i * step, wanted)
+        _tell(told)
+        return into
+
+    def arrange(self, found: Buffer) -> Buffer:
+        """Return what is known of each sum, along the block's axes."""
+        found = found.reshape((*self.sizes, *found.shape[1:]))
+        beyond = range(len(self.sizes), found.ndim)
+        return np.expand_dims(found.transpose(*self.places, *beyond)[self.turned], self.axes)
+
+
+@functools.lru_cache(64)  # tiles of one block have few shapes
+def _nest(shape: Shape, strides: tuple[int, ...], axes: tuple[int, ...]) -> _Nest:
+    """Return the nest of a block; strides are those between items."""
+    backwards = [n * (stride < 0) for n, stride in zip(shape, strides, strict=True)]
+    offset = sum((n - 1) * stride for n, stride in zip(backwards, strides, strict=True) if n)
+    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
+    pairs = [(shape[axis], abs(strides[axis])) for axis in order]
+    kept = [axis for axis in order if axis not in axes]
+    return _Nest(
+        offset,
+        _join(pair for axis, pair in zip(order, pairs, strict=True) if axis not in axes),
+        _join(pair for axis, pair in zip(order, pairs, strict=True) if axis in axes),
+        tuple(shape[axis] for axis in kept),
+        tuple(kept.index(axis) for axis in sorted(kept)),
+        tuple(slice(None, None, -1 if backwards[axis] else 1) for axis in sorted(kept)),
+        axes,
+    )
+
+
+def _nest_of(block: Buffer, axes: tuple[int, ...]) -> _Nest:
+    return _nest(block.shape, tuple(stride // block.itemsize for stride in block.strides), axes)
+
+
+def _join(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return lengths and strides of as few axes, which are two or more."""
+    joined: list[tuple[int, int]] = []
+    for n, stride in pairs:
+        if n == 1:
+            continue
+        if joined and joined[-1][1] == n * stride:
+            n *= joined.pop()[0]
+        joined.append((n, stride))
+    return ((1, 0),) * (2 - len(joined)) + tuple(joined)
+
+
+def _offsets(pairs: Sequence[tuple[int, int]]) -> Iterator[int]:
+    return map(sum, itertools.product(*(range(0, n * s, s) if s else (0,) * n for n, s in pairs)))
+
+
+def _tell(told: int) -> None:
+    """Let NumPy warn of sums, or raise, as `np.errstate` says."""
+    if told & _INVALID:
+        np.subtract(np.inf, np.inf)
+    if told & _OVERFLOW:
+        np.ldexp(1.0, 2048)
+
+
+# --- a tile at a time ----------------------------------------------------------------------------
+
+
+def _find_by_tiles(
+    items: Items, axes: tuple[int, ...], wanted: int, run: Callable[..., int] | None = None
+) -> Buffer:
+    """Return words or bits of sums, whose tiles are added up by NumPy if not by a kernel."""
+    shape, every = items.shape, range(len(items.shape))
+    ones = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+    result = np.empty(ones if wanted else (*ones, WORDS), np.int64)
+    depth = prod(shape[axis] for axis in axes)
+    steps = tile_shape(shape, items.strides, axes, min(_TILE, _KEPT * min(depth, 16)))
+    order = sorted(every, key=lambda axis: -abs(items.strides[axis]))
+    places = np.argsort(order)
+    scratch = _memory.empty((2, prod(steps)), np.float64)
+    at_once = run is not None and wanted and all(steps[axis] >= shape[axis] for axis in axes)
+    for kept in tiles(shape, steps, [axis for axis in every if axis not in axes]):
+        found: Any = None
+        for reduced in tiles(shape, steps, axes):
+            box = tuple(reduced[axis] if axis in axes else kept[axis] for axis in every)
+            sizes = [len(range(n)[one]) for n, one in zip(shape, box, strict=True)]
+            across = [sizes[axis] for axis in order]
+            pair = [line[: prod(sizes)].reshape(across).transpose(places) for line in scratch]
+            tile = items.read(box, pair[1])
+            if run is not None:
+                nest = _nest_of(tile, axes)
+                found = nest.run(run, tile, wanted if at_once else WANT_WORDS, found)
+            else:
+                if found is None:
+                    sums = [1 if axis in axes else n for axis, n in enumerate(sizes)]
+                    # Python's integers, as adding to NumPy's takes as long as a tile.
+                    found = [0] * WORDS if prod(sums) == 1 else np.zeros((WORDS, *sums), np.int64)
+                _split(found, tile, axes, pair)
+        if run is not None:
+            found = nest.arrange(found)
+        else:
+            found = np.moveaxis(np.asarray(found).reshape(WORDS, *sums), 0, -1)
+        result[kept] = _round(found, wanted) if wanted and not at_once else found
+    return result
 
 
 def _split(words: Any, tile: Buffer, axes: tuple[int, ...], pair: Any, shift: int = 0) -> None:
@@ -216,10 +373,35 @@ def _split_extremes(words: Buffer, tile: Buffer, axes: tuple[int, ...], pair: An
 
 
 def round_sums(words: Buffer, dtype: Any) -> Buffer:
-    """Return sums given as words, rounded once to the nearest number of a real floating dtype.
+    """Return sums given as words, which it may change, rounded once to a real floating dtype."""
+    return _round(words, _wanted(dtype)).view(np.float64).astype(dtype, copy=False)
 
-    Ties go to the even one, an exact zero is 0.0, and what is too large infinity.
-    """
+
+def _round(words: Buffer, wanted: int) -> Buffer:
+    """Return the bits of sums given as words, which it may change."""
+    words = np.ascontiguousarray(words)
+    flat = words.reshape(-1, WORDS)
+    sums = np.empty(len(flat), np.int64)
+    to_odd = int(wanted == WANT_ODD)
+
+    def by_numpy() -> None:
+        for start in range(0, len(flat), _KEPT):
+            part = _round_by_numpy(flat[start : start + _KEPT].T, bool(to_odd))
+            sums[start : start + _KEPT] = part.view(np.int64)
+
+    run_faster(
+        "reduce exactly words",
+        words.nbytes,
+        _kernel("round_words"),
+        lambda run: _tell(run(address_of(flat), len(flat), address_of(sums), to_odd)),
+        by_numpy,
+        _DEAR_TO_ROUND,
+    )
+    return sums.reshape(words.shape[:-1])
+
+
+def _round_by_numpy(words: Buffer, to_odd: bool) -> Buffer:
+    """Return sums given as words, rounded to float64, to nearest or to odd."""
     digits = _carry(words[:DIGITS])
     least = np.zeros((4, *digits.shape[1:]), np.int64)
     digits = np.concatenate([least, digits])  # so that three digits are below any
@@ -240,12 +422,11 @@ def round_sums(words: Buffer, dtype: Any) -> Buffer:
     # Both are exact, as is the product: so that there is one rounding, of at least 70 bits.
     high, low = high * ldexp(1.0, 2 * DIGIT_BITS + 1), low.astype(np.float64)
     sums = high + low
-    if dtype != np.float64:
+    if to_odd:
         sums = _round_to_odd(sums, low - (sums - high))
     exponents = (DIGIT_BITS * (top - 7) + LEAST - 1).astype(np.int32)
     sums = np.ldexp(sums, exponents) + 0.0
-    sums = _with_extremes(sums, words[PLUS], words[MINUS], words[MISSING])
-    return sums.astype(dtype, copy=False)
+    return _with_extremes(sums, words[PLUS], words[MINUS], words[MISSING])
 
 
 def _round_to_odd(sums: Buffer, errors: Buffer) -> Buffer:

@@ -10,6 +10,7 @@ reduced first.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from math import prod
@@ -36,6 +37,7 @@ from distarray.core import (
     errors_raise,
     normalize_operands,
     numeric,
+    products_of,
     register,
     remember,
     run,
@@ -47,14 +49,11 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
-from distarray.ops.elementwise._rounding import conj
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
-from distarray.ops.linear_algebra._reproducible import (
-    multiply_matrices,
-    result_dtype,
-    sum_products,
-)
+from distarray.ops.linear_algebra._reproducible import multiply_matrices, result_dtype
 from distarray.ops.manipulation._reshape import reshape
+from distarray.ops.manipulation._shape import broadcast_to, moveaxis
+from distarray.ops.statistical._reproducible import round_states, sum_state, words_dtype
 from distarray.typing import Shape
 
 PRODUCTS_PER_SECOND = 1e10
@@ -266,6 +265,57 @@ _matmul = contraction("matmul", _matmul_letters, np.matmul, np.matmul)
 _vecdot = contraction("vecdot", _vecdot_letters, _local_vecdot, accepts=("axis",))
 _tensordot = contraction("tensordot", _tensordot_letters, np.tensordot)
 
+
+# --- exact sums of products; static arguments are (axis, whether the first is conjugated) --------
+
+
+def _exact_spec(_: Op, call: Call) -> Spec:
+    inputs, output = _vecdot_letters(call.shapes, call.static[0])
+    return Spec(inputs, output, exchanged=(_SUM,))
+
+
+def _exact_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    dtype = np.result_type(*call.dtypes)
+    return (words_dtype(dtype.kind == "c"),), dtype
+
+
+def _exact_hook(hook: Callable[..., Any]) -> Callable[[Step], Callable[..., Any]]:
+    def bound(step: Step) -> Callable[..., Any]:
+        axis, conjugates = step.call.static
+        items = functools.partial(products_of, conjugates=conjugates)
+        found: Callable[..., Any] = hook(step, normalize_axes(axis, step.sources[0].ndim), items)
+        return found
+
+    return bound
+
+
+_exact_vecdot = Op(
+    "vecdot",
+    _local_vecdot,
+    _exact_spec,
+    dtypes=_exact_dtypes,
+    bind=_exact_hook(sum_state),
+    finish=_exact_hook(round_states),
+    nin=2,
+)
+
+
+def _sum_products(x1: Any, x2: Any, axis: int, conjugates: bool = True) -> Any:
+    """Return the exact sums of rounded products along an axis of both, rounded once."""
+    if x1.shape != x2.shape:
+        x1, x2 = (
+            moveaxis(x, axis, -1) if isinstance(x, BaseArray) else np.moveaxis(x, axis, -1)
+            for x in (x1, x2)
+        )
+        shape = np.broadcast_shapes(x1.shape, x2.shape)
+        x1, x2 = (
+            broadcast_to(x, shape) if isinstance(x, BaseArray) else np.broadcast_to(x, shape)
+            for x in (x1, x2)
+        )
+        axis = -1
+    return run(_exact_vecdot, (x1, x2), (axis, conjugates))
+
+
 _quick = cache()
 """Layouts of matrix products for which nothing moves, whatever the dtypes."""
 
@@ -364,8 +414,7 @@ def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
         check_target(name, out)
         check_fits(name, out, step.output.shape, step.result)
     if x1.ndim == x2.ndim == 1:
-        left = conj(x1) if dtype.kind == "c" else x1
-        return write_out(name, out, sum_products(left, x2, -1, dtype))
+        return write_out(name, out, _sum_products(x1, x2, -1, conjugates=False))
     left = x1[None] if x1.ndim == 1 else x1
     right = x2[:, None] if x2.ndim == 1 else x2
     found = multiply_matrices(lambda a, b: run(_matmul, (a, b)), left, right, dtype)
@@ -428,9 +477,8 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1, *, reproducible: bool = False) -
         The axis of each operand; a negative one counts from its last.
     reproducible : bool
         Whether the bits of floating-point results depend on the items alone: products are rounded
-        to float64, added up exactly, and the sum is rounded once, with memory for the products.
-        Of n float64 products the error is at most 2**-53 times the sum of their magnitudes, and one
-        rounding.
+        to float64, added up exactly, and the sum is rounded once. Of n float64 products the error
+        is at most 2**-53 times the sum of their magnitudes, and one rounding.
 
     Raises
     ------
@@ -457,7 +505,7 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1, *, reproducible: bool = False) -
     if dtype is None or not any(isinstance(x, BaseArray) for x in (x1, x2)):
         return run(_vecdot, (x1, x2), axis)
     step_for(_vecdot, (x1, x2), axis)  # which refuses what does not fit
-    return sum_products(x1, x2, axis, dtype)
+    return _sum_products(x1, x2, axis)
 
 
 @register

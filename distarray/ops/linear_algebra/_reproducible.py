@@ -1,7 +1,6 @@
-"""Products whose bits depend on the items alone.
+"""Products of matrices whose bits depend on the items alone.
 
-Sums of products of vectors are exact sums (`sum(reproducible=True)`) of products that are rounded
-item by item. Matrices are cut into slices, integers of few bits below the largest magnitude of each
+Matrices are cut into slices, integers of few bits below the largest magnitude of each
 row or column, so that every product of two slices is exact: in any library's order, with or without
 fused operations, and added up over ranks (K. Ozaki, T. Ogita, S. Oishi, S. M. Rump, "Error-free
 transformations of matrix multiplication by using fast routines of matrix multiplication and its
@@ -17,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import POINTWISE, BaseArray, elementwise, floating, run_row
+from distarray.core import POINTWISE, elementwise, floating, run_row
 from distarray.errors import DTypeError
 from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise import _rounding as rounding
 from distarray.ops.elementwise._rounding import astype, imag, real, where
-from distarray.ops.manipulation._shape import moveaxis
 from distarray.ops.statistical import _reductions as reductions
 
 Product = Callable[[Any, Any], Any]
@@ -56,36 +54,6 @@ def _join_parts(real_part: Any, imag_part: Any) -> Any:
 
 
 _complex = elementwise("complex", _join_parts, 2, POINTWISE, defer=None)
-
-
-def sum_products(x1: Any, x2: Any, axis: int, dtype: Any) -> Any:
-    """Return the sums of `conj(x1) * x2` along an axis of both, rounded once.
-
-    Products are rounded to `dtype`, or, of fewer than 64 bits, exact.
-    """
-    first, second = (
-        moveaxis(x, axis, -1) if isinstance(x, BaseArray) else np.moveaxis(x, axis, -1)
-        for x in (x1, x2)
-    )
-    narrow = np.empty(0, dtype).real.dtype
-
-    def add_up(*terms: Any) -> Any:
-        return reductions.sum(
-            terms[0] if len(terms) == 1 else arithmetic.add(*terms),
-            axis=-1,
-            dtype=narrow,
-            reproducible=True,
-        )
-
-    if dtype.kind == "f":
-        first, second = (astype(x, np.float64, copy=False) for x in (first, second))
-        return add_up(arithmetic.multiply(first, second))
-    (a, b), (c, d) = (
-        [astype(part(x), np.float64, copy=False) for part in (real, imag)] for x in (first, second)
-    )
-    products = arithmetic.multiply
-    across = add_up(products(a, d), arithmetic.negative(products(b, c)))
-    return run_row(_complex, (add_up(products(a, c), products(b, d)), across))
 
 
 def multiply_matrices(product: Product, x1: Any, x2: Any, dtype: Any) -> Any:

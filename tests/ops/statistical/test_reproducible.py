@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from fractions import Fraction
 from typing import Any
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 import distarray as da
 from distarray.comm import simulate
-from distarray.comm.kernels import address_of, kernel
-from distarray.core.families import _exact_sums
+from distarray.comm.kernels import kernel
+from distarray.core.families import _exact_items, _exact_sums
 from distarray.errors import ArgumentTypeError, DTypeError
 from tests.array.strategies import cases, on_ranks
 from tests.on_device import host
@@ -99,27 +100,118 @@ def test_sum_is_the_exact_sum_rounded_once_on_any_layout(data: st.DataObject) ->
     on_ranks(program)
 
 
+def by_kernel(kind: str) -> Any:
+    """Return the kernel that adds up items of a kind."""
+    run = kernel("distarray.comm.kernels._exact_sum", "add_up", kind).load()
+    assert run is not None
+    return run
+
+
+@pytest.fixture(params=["numba", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have all sums added up, and rounded, by kernels or by NumPy."""
+
+    def run_by(_job: str, _n: int, one: Any, run: Any, plain: Any, _dear: int) -> None:
+        run(one.load()) if request.param == "numba" else plain()
+
+    monkeypatch.setattr(_exact_sums, "run_faster", run_by)
+
+
 @pytest.mark.parametrize("kind", HARD)
 def test_exact_sums_agree_with_fsum_whoever_adds_up_and_in_any_order(kind: str) -> None:
-    line = hard_values(kind, (70_001,), 5)  # three tiles of NumPy's, 35 of the kernel's
+    line = hard_values(kind, (70_001,), 5)  # three tiles of NumPy's, 18 of the kernel's
     (expected,) = sums(line[None], (1,))
     if kind not in ("huge", "anything"):  # where fsum overflows on the way
         assert expected == math.fsum(line)
-    by_kernel = kernel("distarray.comm.kernels._exact_sum", "add_lines").load()
-    assert by_kernel is not None
     digits = []
     with np.errstate(over="ignore"):
         for x in (line, np.random.default_rng(0).permutation(line), np.sort(line)):
-            counts = [0] * _exact_sums.WORDS
-            _exact_sums._add_tiles(counts, x, (0,))
-            words = np.zeros(_exact_sums.WORDS, np.int64)
-            by_kernel(address_of(x), 1, x.size, address_of(words))
-            columns = _exact_sums.add_up(x[:70_000].reshape(-1, 7), (0, 1))[:, 0, 0]
-            rest = _exact_sums.add_up(x[70_000:], (0,))[:, 0]
-            for one in (np.array(counts), words, columns + rest):
-                assert _exact_sums.round_sums(one[:, None], np.dtype(np.float64))[0] == expected
-                digits.append(_exact_sums._carry(one[: _exact_sums.DIGITS, None]))
+            items = _exact_items.items_of(x)
+            rows = _exact_items.items_of(x[:70_000].reshape(-1, 7))
+            rest = _exact_items.items_of(x[70_000:])
+            for run in (None, by_kernel("f8")):
+                found = _exact_sums._find_by_tiles(items, (0,), _exact_sums.WANT_WORDS, run)
+                columns, last = (
+                    _exact_sums._find_by_tiles(one, axes, _exact_sums.WANT_WORDS, run)
+                    for one, axes in ((rows, (0, 1)), (rest, (0,)))
+                )
+                for one in (found[0], columns[0, 0] + last[0]):
+                    digits.append(_exact_sums._carry(one[: _exact_sums.DIGITS, None].copy()))
+                    assert _exact_sums.round_sums(one[None], np.dtype(np.float64))[0] == expected
     assert all((one == digits[0]).all() for one in digits)  # exact, and not only as rounded
+
+
+SHAPES = [
+    ((5, 700), 0), ((700, 5), 0), ((40, 600), 0), ((9000, 33), 0), ((3, 4100), 1), ((700, 9), 1),
+    ((130, 70), 1), ((1, 9000), 1), ((9000, 1), 0), ((60, 1), 1), ((3, 80, 5), 1), ((4, 9), ()),
+    ((6, 7, 80), (0, 2)), ((3, 4, 5, 6), (1, 3)), ((2, 3, 2, 3, 2, 3), (0, 2, 4)),
+    ((2, 3, 2, 3, 2, 3), (1, 3, 5)),
+]  # fmt: skip
+"""Few sums and many, of few items and of more than a lane takes, in rows, lines and between."""
+
+
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.usefixtures("way")
+def test_sums_of_blocks_that_lie_in_any_way_are_exact(kind: str, dtype: str) -> None:
+    for seed, (shape, axis) in enumerate(SHAPES):
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        large = hard_values(kind, tuple(2 * n for n in shape), seed)
+        with np.errstate(over="ignore"):
+            large = large.astype(dtype)
+        large[~np.isfinite(large)] = 3.0
+        x = large[tuple(slice(n) for n in shape)].copy()
+        expected = sums(x.astype(np.float64), axes)
+        every_second = large[(slice(None, None, 2),) * len(shape)]
+        every_second[...] = x
+        turned = np.flip(x.T.copy().T, 0).copy(order="F")[::-1]
+        mask = np.random.default_rng(seed).random(shape) < 0.5
+        for block in (x, every_second, turned, x.astype(x.dtype.newbyteorder())):
+            with np.errstate(over="ignore"):
+                found = da.sum(block, axis, dtype=np.float64, reproducible=True)
+            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+        with np.errstate(over="ignore"):
+            found = da.sum(every_second, axis, dtype=np.float64, where=mask, reproducible=True)
+        np.testing.assert_array_equal(found, sums(np.where(mask, x, 0).astype(float), axes))
+
+
+@pytest.mark.usefixtures("way")
+def test_one_item_that_is_special_leaves_the_other_sums_alone() -> None:
+    for shape, axis in (((90, 70), 0), ((90, 70), 1), ((300, 9), 0), ((70, 9), 1)):
+        x = np.random.default_rng(3).standard_normal(shape)
+        line = np.moveaxis(x, axis, -1)  # a view
+        clean = sums(x, (axis,))
+        line[1, 3], line[2, 4], line[3, [5, 6]] = np.inf, np.nan, [np.inf, -np.inf]
+        line[4, :2], line[5, 0], line[6] = 1.7e308, -1.7e308, -0.0
+        line[7, 0] *= 2.0**-1060
+        line[8] = 0
+        line[8, :3] = 1e300, 1e-300, -1e300
+        with np.errstate(all="ignore"):
+            found = da.sum(x, axis, reproducible=True)
+        expected = clean.copy()
+        expected[1:5] = np.inf, np.nan, np.nan, np.inf
+        expected[5:9] = sums(line[5:9], (1,))
+        np.testing.assert_array_equal(found, expected)
+        assert found[6] == 0
+        assert not np.signbit(found[6])
+        assert found[8] == 1e-300
+        with pytest.raises(FloatingPointError, match="invalid"), np.errstate(invalid="raise"):
+            da.sum(line[3], reproducible=True)
+        with pytest.raises(FloatingPointError, match="overflow"), np.errstate(over="raise"):
+            da.sum(line[4], reproducible=True)
+
+
+def test_the_kernel_and_those_who_call_it_agree_on_words_and_scratch_memory() -> None:
+    source = importlib.import_module("distarray.comm.kernels._exact_sum")
+    assert source.SCRATCH == _exact_sums._SCRATCH
+    source = importlib.import_module("distarray.comm.kernels._exact_digits")
+    assert (source.WORDS, source.DIGIT, source.LEAST) == (
+        _exact_sums.WORDS,
+        _exact_sums.DIGIT_BITS,
+        _exact_sums.LEAST,
+    )
+    assert (source.INVALID, source.OVERFLOW) == (_exact_sums._INVALID, _exact_sums._OVERFLOW)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "c8", "c16"])
