@@ -93,7 +93,11 @@ def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> Items:
     if left.dtype.kind != "c" and right.dtype.kind != "c":
 
         def read(box: Box, out: Buffer) -> Buffer:
-            return np.multiply(left[(*box, ...)], right[(*box, ...)], out=out, dtype=np.float64)
+            first, second = left[(*box, ...)], right[(*box, ...)]
+            if first.dtype != np.float64:  # at once, as NumPy would convert pieces of a few KiB
+                np.copyto(out, first)
+                first = out
+            return np.multiply(first, second.astype(np.float64, copy=False), out=out)
 
         return Items(left.shape, left.strides, read)
 
