@@ -101,23 +101,31 @@ def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> Items:
 
         return Items(left.shape, left.strides, read)
 
+    spare = [np.empty(0)]  # kept, as fresh memory takes longer than what is computed in it
+
     def read_complex(box: Box, out: Buffer) -> Buffer:
         first, second = left[(*box[:-1], ...)], right[(*box[:-1], ...)]
-        _multiply_parts(first, second, conjugates, out[..., 0], out[..., 1])
+        if spare[0].size < first.size:
+            spare[0] = np.empty(first.size)
+        beside = spare[0][: first.size].reshape(first.shape)
+        _multiply_parts(first, second, conjugates, out[..., 0], out[..., 1], beside)
         return out
 
     return Items((*left.shape, 2), (*left.strides, 8), read_complex)
 
 
-def _multiply_parts(left: Any, right: Any, conjugates: bool, real: Any, imag: Any) -> None:
+def _multiply_parts(
+    left: Any, right: Any, conjugates: bool, real: Any, imag: Any, beside: Any
+) -> None:
     library = _backend.namespace_of(left)
     a, b, c, d = left.real, left.imag, right.real, right.imag
-    for out, pairs, adds in (
-        (real, ((a, c), (b, d)), conjugates),
-        (imag, ((a, d), (b, c)), not conjugates),
+    for out, first, second, adds in (
+        (real, (a, c), (b, d), conjugates),
+        (imag, (a, d), (b, c), not conjugates),
     ):
-        first, second = (library.multiply(*pair, dtype=np.float64) for pair in pairs)
-        (library.add if adds else library.subtract)(first, second, out=out)
+        library.multiply(*first, out=out, dtype=np.float64)
+        library.multiply(*second, out=beside, dtype=np.float64)
+        (library.add if adds else library.subtract)(out, beside, out=out)
 
 
 def _products_on_device(left: Buffer, right: Buffer, conjugates: bool) -> Items:
@@ -125,7 +133,8 @@ def _products_on_device(left: Buffer, right: Buffer, conjugates: bool) -> Items:
         return items_of(left.astype(np.float64) * right.astype(np.float64))
     out = _memory.empty((*left.shape, 2), np.float64, _backend.device_of(left))
     left, right = (x.astype(np.complex128) for x in (left, right))
-    _multiply_parts(left, right, conjugates, out[..., 0], out[..., 1])
+    beside = _memory.empty(left.shape, np.float64, _backend.device_of(left))
+    _multiply_parts(left, right, conjugates, out[..., 0], out[..., 1], beside)
     return items_of(out)
 
 

@@ -179,18 +179,23 @@ class _Nest(NamedTuple):
     axes: tuple[int, ...]
 
     def run(
-        self, run: Callable[..., int], block: Buffer, wanted: int, into: Buffer | None = None
+        self,
+        run: Callable[..., int],
+        block: Buffer,
+        wanted: int,
+        into: Buffer | None = None,
+        scratch: Buffer | None = None,
     ) -> Buffer:
         """Return words or bits of the sums of a block, in the order of memory.
 
-        Those wanted as words are added to `into`, if there is one.
+        Those wanted as words are added to `into`, if there is one. Scratch memory may be given.
         """
         if wanted and len(self.reduced) > 2:
             return _round(self.run(run, block, WANT_WORDS), wanted)
         count = prod(self.sizes)
         if into is None:
             into = np.empty(count, np.int64) if wanted else np.zeros((count, WORDS), np.int64)
-        scratch = _memory.empty((_SCRATCH,), np.int64)
+        scratch = _memory.empty((_SCRATCH,), np.int64) if scratch is None else scratch
         lengths = itertools.chain(*self.kept[-2:], *self.reduced[-2:])
         rest = *lengths, address_of(scratch)
         item, to = address_of(block) + self.offset * block.itemsize, address_of(into)
@@ -272,6 +277,7 @@ def _find_by_tiles(
     order = sorted(every, key=lambda axis: -abs(items.strides[axis]))
     places = np.argsort(order)
     scratch = _memory.empty((2, prod(steps)), np.float64)
+    space = None if run is None else _memory.empty((_SCRATCH,), np.int64)
     at_once = run is not None and wanted and all(steps[axis] >= shape[axis] for axis in axes)
     for kept in tiles(shape, steps, [axis for axis in every if axis not in axes]):
         found: Any = None
@@ -283,7 +289,7 @@ def _find_by_tiles(
             tile = items.read(box, pair[1])
             if run is not None:
                 nest = _nest_of(tile, axes)
-                found = nest.run(run, tile, wanted if at_once else WANT_WORDS, found)
+                found = nest.run(run, tile, wanted if at_once else WANT_WORDS, found, space)
             else:
                 if found is None:
                     sums = [1 if axis in axes else n for axis, n in enumerate(sizes)]
