@@ -86,15 +86,17 @@ def _first(step: Step) -> Callable[[Buffer], State]:
 
 def _first_of_all(step: Step) -> Callable[..., Any]:
     """Return the second step: the best value, and of equal ones the lowest index."""
-    place, first = step.op.local, (0,) * step.sources[0].ndim
+    place = step.op.local
 
     def index(states: States, _: Buffer) -> Any:
         if len(states) == 1:
             return states[0][0][1]
         if states[0][0][1].size == 1:  # the same of two scalars, in a third of the time
+            first = (0,) * states[0][0][1].ndim
             pairs = [(value[first], index[first]) for (value, index), _ in states]
             best = pairs[place(np.array([value for value, _ in pairs]))][0]
-            return min([index for value, index in pairs if value == best or value != value])
+            found = min([index for value, index in pairs if value == best or value != value])
+            return found.reshape(states[0][0][1].shape)
         values = np.array([value.reshape(-1) for (value, _), _ in states])
         indices = np.array([index.reshape(-1) for (_, index), _ in states])
         matches = values == values[place(values, axis=0), np.arange(values.shape[1])]

@@ -375,7 +375,6 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
     axis, correction, _ = step.call.static
     axes = normalize_axes(axis, step.sources[0].ndim)
     count = count_reduced(step.sources[0].shape, axes)
-    first = (0,) * step.sources[0].ndim
     divisor = max(count - correction, 0)
     of_box = functools.cache(lambda box: count_reduced(boxes.shape(box), axes))
     result = step.result
@@ -386,9 +385,10 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
             counts = [of_box(box) for _, box in states]
             parts = [state for state, _ in states]
             if m2.size == 1:  # scalars take a tenth of the time of arrays
+                first = (0,) * m2.ndim  # of a part of many states, which is flat, one
                 parts = [tuple([part[first] for part in state]) for state in parts]
             found = [Moments(n, *part) for n, part in zip(counts, parts, strict=True)]
-            m2 = functools.reduce(merge, found).m2
+            m2 = functools.reduce(merge, found).m2.reshape(m2.shape)
         if divisor:
             return (m2 / m2.dtype.type(divisor)).astype(result, copy=False)
         warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
