@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import Communicator, DeviceMesh, _memory, init_device_mesh, world
-from distarray.comm.kernels import choices, choose_anew
+from distarray.comm.kernels import choose_anew, compiling_at_once
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import (
@@ -29,8 +29,6 @@ _RUNS: Final = (16, 64, 256, 1024)
 """Bytes of the runs that the values of a move lie in, beside those of whole blocks."""
 _SECONDS: Final = 0.02
 """For which each move is repeated."""
-_WORK: Final = 17 << 30
-"""Bytes of copies after which a kernel is compiled, if it serves."""
 _ROUNDS: Final = 7
 _TRIALS: Final = 8
 """Calls after which it is chosen, or NumPy."""
@@ -60,10 +58,9 @@ def measure_and_keep() -> tuple[MeasuredModel, str, float]:
             "the speeds of a node are measured by ranks that read each other's memory; start them "
             "on one node"
         )
-    is_new = not choices()
     choose_anew()
     before = _times()
-    model = measure(init_device_mesh((comm.size,)), is_new)
+    model = measure(init_device_mesh((comm.size,)))
     busy, own, wall = _times() - before
     own = float(comm.all_reduce(np.array([own]), "sum")[0])
     others = max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
@@ -84,21 +81,18 @@ def _times() -> Any:
     return np.array([busy, process_time(), perf_counter()])
 
 
-def measure(mesh: DeviceMesh, is_new: bool = False) -> MeasuredModel:
+def measure(mesh: DeviceMesh) -> MeasuredModel:
     """Measure the moves of the node that all ranks of a mesh of one axis are on; collective.
 
     All of them read each other's blocks in place. It takes some ten seconds, and memory for
-    three blocks of 64 MiB on each rank; on a node that is new to the kernels, a minute.
+    three blocks of 64 MiB on each rank.
     """
-    is_new = bool(mesh.communicator().all_reduce(np.array([is_new]), "any")[0])
-    # The first two run all kernels.
-    grids: dict[str, Any] = {
-        kind: _grid(mesh, kind, is_new and i < 2) for i, kind in enumerate(_MOVES)
-    }
+    with compiling_at_once():
+        grids: dict[str, Any] = {kind: _grid(mesh, kind) for kind in _MOVES}
     return MeasuredModel(ranks=mesh.size, **grids)
 
 
-def _grid(mesh: DeviceMesh, kind: str, is_new: bool) -> Grid:
+def _grid(mesh: DeviceMesh, kind: str) -> Grid:
     """Measure the moves of a kind, in runs and of whole blocks; collective."""
     whole, in_runs = _MOVES[kind]
     curves = []
@@ -106,9 +100,6 @@ def _grid(mesh: DeviceMesh, kind: str, is_new: bool) -> Grid:
         ends = (in_runs if run else None) or whole
         moves = [(n, _layouts(mesh, *ends, n, run)) for n in _SIZES]
         known = [(n, *layouts) for n, layouts in moves if layouts]
-        if is_new:
-            most, src, dst = known[-1]
-            _seconds(src, dst, _WORK // most)
         times = [_slowest(mesh.communicator(), src, dst) for _, src, dst in known]
         # What takes longer than more bytes do was disturbed.
         least = np.minimum.accumulate(times[::-1])[::-1].tolist()

@@ -135,7 +135,6 @@ def test_plan_counts_nodes_and_the_network(capsys):
 def test_bench_keeps_what_plans_then_tell(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_bench, "_SIZES", (1 << 12, 1 << 20))
-    monkeypatch.setattr(_bench, "_WORK", 1 << 20)
     monkeypatch.setattr(_bench, "_SECONDS", 1e-3)
     forget_speeds()
     main(["plan", "64x64", "2", "S0", "S1"])

@@ -168,7 +168,6 @@ def test_what_another_version_has_kept_is_left_alone(content):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_all_moves_are_measured(ranks, monkeypatch):
     monkeypatch.setattr(_bench, "_SIZES", (1 << 12, 1 << 16))
-    monkeypatch.setattr(_bench, "_WORK", 1 << 17)
     monkeypatch.setattr(_bench, "_SECONDS", 1e-4)
     found = testing.simulate(
         ranks, lambda: _bench.measure(init_device_mesh((ranks,))), ranks_per_node=ranks

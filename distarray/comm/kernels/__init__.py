@@ -1,7 +1,7 @@
 """Kernels of Numba for host memory: copies, reductions, when they pay, and on how many threads."""
 
 from distarray.comm.kernels._choice import choices, choose_anew, run_faster
-from distarray.comm.kernels._jit import Source, kernel, load_kernels
+from distarray.comm.kernels._jit import Source, compiling_at_once, kernel, load_kernels
 from distarray.comm.kernels._loop_nest import address_of
 from distarray.comm.kernels._threads import run_in_threads, thread_count
 
@@ -10,6 +10,7 @@ __all__ = [
     "address_of",
     "choices",
     "choose_anew",
+    "compiling_at_once",
     "kernel",
     "load_kernels",
     "run_faster",

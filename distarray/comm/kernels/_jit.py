@@ -21,7 +21,7 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -34,7 +34,7 @@ from distarray.errors import ArgumentError
 
 JOBS: Final = (
     "copy", "transpose", "fill", "reduce", "group", "count", "compress", "expand", "merge", "take",
-    "random",
+    "random", "renew",
 )  # fmt: skip
 """What kernels do; `DISTARRAY_KERNELS` knows these words."""
 
@@ -53,6 +53,9 @@ _SUM: Final = 16  # bytes of the checksum before a kernel's signature and code
 
 _C_LIBRARY: Final = frozenset(("sqrt", "memcpy", "memmove", "memset"))
 """What kernels may call: the interpreter has these of the C library."""
+
+_hasty = 0
+"""How many callers are `compiling_at_once`."""
 
 _modules: dict[str, ModuleType | None] = {}
 _lock = threading.RLock()
@@ -85,6 +88,19 @@ def forced() -> dict[str, str]:
             "NUMBA_DISABLE_JIT; install it, or set DISTARRAY_KERNELS=numpy"
         )
     return found
+
+
+@contextlib.contextmanager
+def compiling_at_once() -> Iterator[None]:
+    """Load or compile each kernel when it is first wanted, for what measures with it."""
+    global _hasty
+    with _lock:
+        _hasty += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _hasty -= 1
 
 
 def load_kernels(name: str) -> Any:
@@ -136,6 +152,8 @@ class Kernel:
         """
         if self._run is not None:
             return True
+        if _hasty:
+            return not self._absent
         self._seen += nbytes
         if self._absent or (self._seen <= _LOADING and not _linked):
             return False
