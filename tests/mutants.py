@@ -201,8 +201,16 @@ MUTANTS = (
     Mutant(
         "large all-reduces copy the part of another rank from the own block",
         "redistribute/_execute.py",
-        "copy_box(target[start:stop], view[start:stop], total=out.nbytes)",
-        "copy_box(target[start:stop], source[start:stop], total=out.nbytes)",
+        "part, theirs = target[start:stop], view[start:stop]",
+        "part, theirs = target[start:stop], source[start:stop]",
+        ("mpi/test_redistribute.py",),
+        2,
+    ),
+    Mutant(
+        "a block that others have read is made anew after a part of it was written",
+        "redistribute/_execute.py",
+        "lent = _memory.take_lent(out) if takes is self._takes else None",
+        "lent = _memory.take_lent(out)",
         ("mpi/test_redistribute.py",),
         2,
     ),

@@ -13,7 +13,7 @@ from distarray.comm import _backend
 from distarray.comm._launcher import count_local_ranks
 from distarray.comm._packing import copy_box
 from distarray.comm.cuda import _device
-from distarray.comm.kernels._loop_nest import fill
+from distarray.comm.kernels._loop_nest import address_of, fill, renew, write_lent
 from distarray.comm.shared_memory import _arena, _node
 from distarray.comm.shared_memory._arena import MemoryStats, set_limit, stats, trim
 from distarray.errors import OutOfMemoryError
@@ -23,13 +23,17 @@ __all__ = [
     "POOLED_BYTES",
     "MemoryStats",
     "empty",
+    "extent_of",
     "full",
     "is_shared",
+    "lend",
     "make_contiguous",
     "owner_of",
     "set_limit",
     "stats",
+    "take_lent",
     "trim",
+    "write_new",
     "zeros",
 ]
 
@@ -41,8 +45,11 @@ outside when others are to read it.
 """
 
 
-def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
+def empty(shape: Shape, dtype: Any, device: str | None = None, *, renews: bool = True) -> Buffer:
     """Return an uninitialised C-contiguous block in host memory, or on "cuda" or "cuda:<number>".
+
+    Memory that others have read is made anew for ordinary writes, where that was measured to pay;
+    without ``renews`` the caller does so by `take_lent` and `write_new`.
 
     Raises OutOfMemoryError where the system, or the GPU, has not enough left; it says what holds
     it.
@@ -55,6 +62,8 @@ def empty(shape: Shape, dtype: Any, device: str | None = None) -> Buffer:
         return np.empty(shape, dtype)
     found = _arena.take(nbytes)
     if found is not None:
+        if renews and getattr(found.base, "was_lent", None) and take_lent(found):
+            renew(found)
         return found.view(dtype).reshape(shape)
     try:
         return np.empty(shape, dtype)
@@ -91,6 +100,45 @@ def is_shared(array: Buffer) -> bool:
     Of memory on GPUs CUDA finds out, and what it cannot lend is copied where it is lent.
     """
     return not _backend.is_numpy(array) or _arena.holds(array)
+
+
+Extent = tuple[int, int]
+"""Addresses from where to where something lies."""
+
+
+def extent_of(block: Buffer) -> Extent:
+    """Return where a contiguous block lies."""
+    start = address_of(block)
+    return start, start + block.nbytes
+
+
+def lend(block: Buffer) -> None:
+    """Note that other ranks read a block, or most of it, where it lies."""
+    lease = _arena.lease_of(block)
+    if lease is not None and block.flags.c_contiguous:
+        lease.lend(*extent_of(block))
+
+
+def take_lent(block: Buffer) -> Extent | None:
+    """Return what others have read of a new block's memory before; it is told once."""
+    lease = _arena.lease_of(block)
+    if lease is None:
+        return None
+    lent, lease.was_lent = lease.was_lent, None
+    return lent
+
+
+def write_new(dst: Buffer, write: Callable[[], object], lent: Extent | None) -> None:
+    """Call ``write``, which sets a contiguous part of a new block, of which others had read some.
+
+    Where that was measured to pay, what they may still have in their caches is made anew first.
+    """
+    if lent is not None:
+        start, stop = extent_of(dst)
+        if start < lent[1] and lent[0] < stop:
+            write_lent(dst, write)
+            return
+    write()
 
 
 def owner_of(array: Buffer) -> Callable[[], object]:

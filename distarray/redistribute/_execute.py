@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import prod
 from time import perf_counter
@@ -68,6 +69,10 @@ _READ_BY_ALL = 512 * 1024
 Measured on two ranks of Zen 5: of blocks of 512 KiB that is as quick as to read parts, in two
 rounds, of 32 KiB it takes a third of the time. All together count, as each rank reads all.
 """
+
+_MOST_READ = 8
+"""Part of a block, one in so many, from which on it counts as read by others: to write zeros first
+costs a tenth of what it costs to write over what they have read (`kernels._loop_nest`)."""
 
 _ON_GPU = 0x1AD69E8B247F843C  # any number of 62 bits does
 _PROGRAMS_KEPT = 4096  # any number of this size does
@@ -409,7 +414,7 @@ Take = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
 class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
-    __slots__ = ("_kept", "_looked", "_messages", "_shape", "_small", "_takes", "_whole")
+    __slots__ = ("_kept", "_lends", "_looked", "_messages", "_shape", "_small", "_takes", "_whole")
     _step: ExchangeStep
 
     def __init__(
@@ -435,12 +440,20 @@ class _Exchange(_Collective):
         self._small: SmallBlocks | None = None
         """How blocks travel that are small, once it is known that they are."""
         self._looked = False
+        sent = 0 if communicator is None else step.bytes_sent(rank)
+        self._lends = _MOST_READ * sent >= self._held(rank) * step.dtype.itemsize
+        """Whether others read most of the own block."""
+
+    def _held(self, rank: int) -> int:
+        """Return the size of the own block."""
+        mesh = self._step.src.mesh
+        return prod(self._step.src.local_shape(mesh.coordinate_of(rank))) if rank in mesh else 0
 
     def _find_kept(self, rank: int) -> int | None:
         step = self._step
         if step.reduce is not None or rank not in step.src.mesh:
             return None
-        held = prod(step.src.local_shape(step.src.mesh.coordinate_of(rank)))
+        held = self._held(rank)
         for i, transfer in enumerate(receives(step.src, step.dst, rank)):
             if transfer.peers == (rank,) and transfer.size == held:
                 return i
@@ -478,7 +491,7 @@ class _Exchange(_Collective):
                 if told is not None:
                     return self.take(told[0])
                 self._small = None
-        out = _memory.empty(self._shape, self._dtype, device)
+        out = _memory.empty(self._shape, self._dtype, device, renews=False)
         kind = _backend.kind_of(device)
         takes, offered = self._takes, local
         if self._kept is not None and self._is_better_read_in(out, local, communicator):
@@ -487,8 +500,11 @@ class _Exchange(_Collective):
             takes = [*takes[: self._kept], *takes[self._kept + 1 :]]
             offered = out[target]
         if communicator.reaches_all(kind):
+            lent = _memory.take_lent(out) if takes is self._takes else None
             with communicator.views(offered, number, what) as views:
-                self._take(views, out, takes)
+                _memory.write_new(out, lambda: self._take(views, out, takes), lent)
+            if self._lends:
+                _memory.lend(offered)
             return out
         if self._whole and kind == "cpu":
             return self._reduce_by_transport(communicator, local, out, number, what)
@@ -650,12 +666,14 @@ class _AllReduce(_Collective):
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:
                 return reduced
-        out = _memory.empty(local.shape, self._dtype, device)
+        out = _memory.empty(local.shape, self._dtype, device, renews=False)
         if not communicator.reaches_all(device):
             return self._reduce_by_transport(communicator, local, out, number, what)
+        lent = _memory.take_lent(out)
         if local.nbytes * communicator.size <= _READ_BY_ALL:
             with communicator.views(local, number, what) as views:
-                reduce_into(out, views, self._op)
+                _memory.write_new(out, lambda: reduce_into(out, views, self._op), lent)
+            _memory.lend(local)
             return out
         source = _memory.make_contiguous(local).reshape(-1)
         target = out.reshape(-1)
@@ -667,13 +685,21 @@ class _AllReduce(_Collective):
             copy_box(target[:start], source[:start], total=out.nbytes)
             copy_box(target[stop:], source[stop:], total=out.nbytes)
             offered = target
+        own = target[start:stop]
         with communicator.views(offered, number, what, closing=False) as views:
             views[communicator.rank] = source
             pieces = [view[start:stop] for view in views]
-            reduce_into(target[start:stop], pieces, self._op, total=out.nbytes)
+            reduce_own = partial(reduce_into, own, pieces, self._op, total=out.nbytes)
+            _memory.write_new(own, reduce_own, lent)
+        if offered is target:
+            lent = _memory.extent_of(target)
         with communicator.views(target, number + 1, what) as views:
             for peer, view in enumerate(views):
                 if peer != communicator.rank:
                     start, stop = parts.bounds(peer)
-                    copy_box(target[start:stop], view[start:stop], total=out.nbytes)
+                    part, theirs = target[start:stop], view[start:stop]
+                    copy_theirs = partial(copy_box, part, theirs, total=out.nbytes)
+                    _memory.write_new(part, copy_theirs, lent)
+        _memory.lend(source)
+        _memory.lend(own)
         return out

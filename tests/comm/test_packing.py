@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from distarray.comm import _packing
 from distarray.comm._packing import copy_box, pack
 from distarray.comm.kernels import _loop_nest, _threads
-from distarray.comm.kernels._loop_nest import fill
+from distarray.comm.kernels._loop_nest import fill, renew, write_lent
 from distarray.errors import ShapeError
 from tests import either_way
 
@@ -155,3 +155,28 @@ def test_fill_past_the_caches_sets_what_an_assignment_sets(
             fill(whole[start : start + size], 5)
             np.testing.assert_array_equal(whole, expected)
     _threads._forget_pool()
+
+
+@pytest.mark.usefixtures("kernels_for_all_sizes")
+@pytest.mark.parametrize("start", [0, 1, 64, 100])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 200, 1000])
+def test_memory_that_others_have_read_is_zero_when_it_is_written(
+    size: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = np.full(1200, 7, np.uint8)
+    part = whole[start : start + size]
+    lines = part[-_loop_nest.address_of(part) % 64 :]
+    lines = lines[: lines.size // 64 * 64]
+
+    def write() -> None:
+        assert not lines.any()
+        part[...] = 5
+
+    write_lent(part, write)
+    assert (part == 5).all()
+    chosen = {"numba": _loop_nest._kernel("stream_fill").load(), "numpy": None}
+    for choice, filled in (("numpy", 5), ("numba", 0)):
+        monkeypatch.setattr(_loop_nest, "is_chosen", lambda *_, by=chosen[choice]: by)
+        renew(part)
+        assert (lines == filled).all()
+    assert (np.delete(whole, np.s_[start : start + size]) == 7).all()

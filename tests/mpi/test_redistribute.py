@@ -8,10 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from distarray.comm import DeviceMesh
+from distarray.comm import DeviceMesh, _memory
+from distarray.comm.kernels import _loop_nest
 from distarray.comm.shared_memory import _channel
 from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_async, redistribute_local
+from tests import either_way
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(30)]
 
@@ -199,6 +201,31 @@ def test_private_blocks_that_the_result_holds_whole_are_read_there(comm, monkeyp
         np.testing.assert_array_equal(gathered(comm, result, dst), expected)
         in_node = comm.size > 1 and mesh.communicator().ranks_per_node != 1
         assert bool(staged) is (copies and in_node)
+
+
+@pytest.mark.parametrize("way", [either_way.by_kernel, either_way.by_numpy])
+def test_memory_that_others_have_read_is_written_again(comm, way, monkeypatch):
+    renewed = []
+    monkeypatch.setattr(_loop_nest, "run_faster", way)
+    sweep = _loop_nest._sweep
+    monkeypatch.setattr(
+        _loop_nest, "_sweep", lambda by, dst: (renewed.append(dst.nbytes), sweep(by, dst))
+    )
+    mesh = DeviceMesh(np.arange(comm.size), comm=comm)
+    kinds = [Shard(0), Shard(1), Replicate(), Partial("sum")]
+    for turn in range(3):
+        for before, after in itertools.permutations(kinds, 2):
+            src, dst = Layout(mesh, [before], (517, 403)), Layout(mesh, [after], (517, 403))
+            values, expected = contributions(src, np.float64)
+            own = block(src, values)
+            local = _memory.empty(own.shape, own.dtype)
+            local[...] = own
+            result = redistribute_local(local, src, dst)
+            np.testing.assert_array_equal(gathered(comm, result, dst), expected)
+            np.testing.assert_array_equal(local, own, err_msg=f"{turn}: the source stays")
+            del local, result
+    if way is either_way.by_kernel and 1 < comm.size <= 4 and mesh.communicator().reaches_all():
+        assert renewed
 
 
 @pytest.mark.parametrize("max_bytes", [1000, 50_000])

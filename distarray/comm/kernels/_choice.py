@@ -92,7 +92,7 @@ def run_faster(
     decided = _jit.forced()
     choice = decided.get(job.partition(" ")[0]) if decided else None
     if not choice and kernel.pays(dear * nbytes):
-        name = f"{job}, {nbytes.bit_length()}"
+        name = _name_of(job, nbytes)
         choice = _chosen().get(name, "")  # none yet
     run = None if choice in ("numpy", None) else kernel.load()
     if run is None:
@@ -110,6 +110,18 @@ def run_faster(
         found = trial.note(of_kernel, (time.perf_counter() - start) / max(nbytes, 1))
         if found:
             _chosen()[name] = _measured[name] = found
+
+
+def is_chosen(job: str, nbytes: int, kernel: Kernel, dear: int = 1) -> Callable[..., Any] | None:
+    """Return what runs the kernel that `run_faster` has chosen for such work; None where not."""
+    choice = _jit.forced().get(job.partition(" ")[0]) or _chosen().get(_name_of(job, nbytes))
+    if choice != "numba" or not (_jit.forced() or kernel.pays(dear * nbytes)):
+        return None
+    return kernel.load()
+
+
+def _name_of(job: str, nbytes: int) -> str:
+    return f"{job}, {nbytes.bit_length()}"
 
 
 @functools.cache

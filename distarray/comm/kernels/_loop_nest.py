@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from distarray.comm.kernels import _threads
-from distarray.comm.kernels._choice import run_faster
+from distarray.comm.kernels._choice import is_chosen, run_faster
 from distarray.comm.kernels._jit import kernel
 
 STREAMING_BYTES: Final = 16 * 1024 * 1024
@@ -46,6 +46,10 @@ _DEAR = 6
 """So many times as long as for a plain copy NumPy takes for one transposed, or of short rows."""
 _BYTES_PER_CALL = 32 * 1024
 """Least work of one call of a kernel, which costs about 2 microseconds."""
+
+_LENT_DEAR = 8
+"""So many times as long as for a plain copy an ordinary write takes of memory that other cores have
+read, at the least: on two cores of Zen 4 that share no cache 19 times up to 4 MiB, 8 times of 8."""
 
 Axis: TypeAlias = tuple[int, ...]
 """Number of elements, then the stride in bytes of each array."""
@@ -124,6 +128,41 @@ def fill(dst: Any, value: Any) -> None:
         part((0, whole))
     else:
         _threads.run_in_threads(part, itertools.pairwise(cuts))
+
+
+def write_lent(dst: np.ndarray, write: Callable[[], object]) -> None:
+    """Call ``write``, which sets a contiguous array whose memory other cores have read before.
+
+    They may still have it in their caches, and an ordinary store waits until they have given up its
+    line: measured on Zen 4, cores that share no cache, 27 ns a line, where it takes 1.4 otherwise.
+    Streaming stores do not wait for one another. So zeros are written past the caches first (1.5 ns
+    a line, and 1 ns more for the write), where that takes less time in all.
+    """
+    if dst.nbytes < _BYTES_PER_CALL:
+        write()
+        return
+
+    def sweep_and_write(by: Callable[..., Any]) -> None:
+        _sweep(by, dst)
+        write()
+
+    run_faster("renew", dst.nbytes, _kernel("stream_fill"), sweep_and_write, write, _LENT_DEAR)
+
+
+def renew(dst: np.ndarray) -> None:
+    """Write zeros past the caches to what other cores have read, if `write_lent` has chosen to."""
+    by = is_chosen("renew", dst.nbytes, _kernel("stream_fill"), _LENT_DEAR)
+    if by is not None:
+        _sweep(by, dst)
+
+
+def _sweep(by: Callable[..., Any], dst: np.ndarray) -> None:
+    address = address_of(dst)
+    head = -address % _LINE
+    by(address + head, address_of(_ZEROS), max(dst.nbytes - head, 0) // _LINE * _LINE)
+
+
+_ZEROS: Final = np.zeros(_LINE, np.uint8)
 
 
 def address_of(array: Any) -> int:

@@ -54,6 +54,56 @@ def test_blocks_that_become_smaller_share_one_stretch():
     assert (kept == 1).all()
 
 
+def test_what_others_have_read_is_known_of_the_next_block_there(monkeypatch):
+    monkeypatch.setattr(_memory, "renew", lambda _: pytest.fail("its caller does that"))
+    block = _memory.empty((300, 1000), np.float64)
+    assert _memory.take_lent(block) is None
+    _memory.lend(block[30:60])
+    _memory.lend(block[40:90, :500])  # not contiguous: left alone
+    _memory.lend(block[50:80])
+    where = _memory.extent_of(block[30:80])
+    assert _memory.take_lent(block) is None
+    del block
+    block = _memory.empty((300, 1000), np.float64, renews=False)
+    assert _memory.take_lent(block) == where
+    assert _memory.take_lent(block) is None
+    del block
+    assert _memory.take_lent(_memory.empty((300, 1000), np.float64, renews=False)) is None
+    _memory.lend(np.zeros((300, 1000)))  # which others cannot read
+
+
+@pytest.mark.parametrize("forget", ["much later", "trimmed"])
+def test_what_others_have_read_is_forgotten(forget, monkeypatch):
+    _memory.trim()
+    block = _memory.empty((300, 1000), np.float64)
+    _memory.lend(block)
+    del block
+    if forget == "trimmed":
+        _memory.trim()
+    else:
+        monkeypatch.setattr(_arena, "_FORGOTTEN", MEBIBYTE)
+    block = _memory.empty((300, 1000), np.float64, renews=False)
+    assert _memory.take_lent(block) is None
+
+
+def test_block_that_others_have_read_is_written_anew(monkeypatch):
+    renewed, written = [], []
+    monkeypatch.setattr(_memory, "renew", lambda block: renewed.append(block.nbytes))
+    monkeypatch.setattr(_memory, "write_lent", lambda dst, write: (renewed.append(dst), write()))
+    block = _memory.empty((300, 1000), np.float64)
+    _memory.lend(block)
+    del block
+    block = _memory.empty((300, 1000), np.float64)
+    assert renewed == [block.nbytes]
+    part = block[10:20]
+    start, stop = _memory.extent_of(part)
+    for lent in (None, (start - 50, start), (stop, stop + 50), (start + 50, stop)):
+        _memory.write_new(part, lambda: written.append(part), lent)
+    assert len(renewed) == 2, "where others have read some of it"
+    assert renewed[1] is part
+    assert len(written) == 4
+
+
 @pytest.mark.parametrize(
     "look",
     [
