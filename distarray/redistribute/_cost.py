@@ -198,6 +198,9 @@ class MeasuredModel(CostModel):
         """Return the estimated seconds of a step."""
         moved = max(traffic.received, traffic.sent) * traffic.remote * itemsize
         nbytes = max(traffic.written, traffic.reduced) * itemsize
+        if traffic.reduced and traffic.rounds == 1:
+            # Measured of a contribution from each rank; of fewer more is written for what is read.
+            nbytes = (traffic.reduced + traffic.written) * itemsize * self.ranks / (self.ranks + 1)
         begun = traffic.copied + traffic.received - traffic.combined + traffic.reduced
         run = begun * itemsize / traffic.runs if traffic.runs else 0.0
         return (

@@ -3,7 +3,7 @@
 from distarray.comm.kernels._choice import choices, choose_anew, run_faster
 from distarray.comm.kernels._jit import Source, compiling_at_once, kernel, load_kernels
 from distarray.comm.kernels._loop_nest import address_of
-from distarray.comm.kernels._threads import run_in_threads, thread_count
+from distarray.comm.kernels._threads import cores, run_in_threads, thread_count
 
 __all__ = [
     "Source",
@@ -11,6 +11,7 @@ __all__ = [
     "choices",
     "choose_anew",
     "compiling_at_once",
+    "cores",
     "kernel",
     "load_kernels",
     "run_faster",

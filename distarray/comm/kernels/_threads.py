@@ -87,10 +87,14 @@ def _read_setting() -> int:
     return 0
 
 
-def _cores_per_rank() -> int:
+def cores() -> int:
+    """Return how many cores this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(_MOST, cores // count_local_ranks()))
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _cores_per_rank() -> int:
+    return max(1, min(_MOST, cores() // count_local_ranks()))
 
 
 def _forget_pool() -> None:
