@@ -1355,6 +1355,13 @@ MUTANTS = (
         ("torch/parallel/layers/test_sequence.py",),
     ),
     Mutant(
+        "gradients of layers that other ranks have left out are added to others",
+        "torch/parallel/_gradient_sums.py",
+        'with moving_for(f"gradients {there} of {len(gradients)} replicated parameters"):',
+        'with moving_for(""):',
+        ("torch/parallel/test_gradient_sums.py",),
+    ),
+    Mutant(
         "words of the next rank are looked up, too",
         "torch/parallel/layers/_embedding.py",
         "return (words >= start) & (words < stop)",

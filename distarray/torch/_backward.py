@@ -22,6 +22,7 @@ from distarray.torch._compat import (
     is_going_backward,
     will_execute,
 )
+from distarray.torch._layouts import Beside
 from distarray.typing import Buffer
 
 ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
@@ -75,6 +76,22 @@ class _Ending:
 
     def __del__(self) -> None:
         self._ends.abandon()
+
+
+# --- awaited gradients ----------------------------------------------------------------------------
+
+_awaited: Beside[bool] = Beside()
+
+
+def await_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Remember that others wait for these parameters' gradients, to send them on early."""
+    for parameter in parameters:
+        _awaited.set(parameter, True)
+
+
+def is_awaited(parameter: torch.Tensor) -> bool:
+    """Tell whether somebody waits for a parameter's gradient while the backward pass goes on."""
+    return _awaited.get(parameter) is not None
 
 
 # --- late gradients ------------------------------------------------------------------------------

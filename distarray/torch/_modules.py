@@ -43,6 +43,8 @@ class State:
         How its own parameters and buffers are placed, by name.
     styles
         What has been applied to the module, and over which mesh.
+    summed
+        Over which meshes gradients of its own parameters are added up, by name.
     owner
         The module.
     """
@@ -50,6 +52,7 @@ class State:
     path: str = ""
     placed: dict[str, Placed] = field(default_factory=dict)
     styles: list[tuple[Any, Any]] = field(default_factory=list)
+    summed: dict[str, DeviceMesh] = field(default_factory=dict)
     owner: weakref.ref[nn.Module] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
@@ -58,7 +61,8 @@ class State:
             own = None if owner is None else _own_tensor(owner, name)
             if own is not None:
                 place(copy.deepcopy(own, memo), *placed)
-        return State(self.path, dict(self.placed), list(self.styles))  # layouts are values
+        # Layouts and meshes are values.
+        return State(self.path, dict(self.placed), list(self.styles), dict(self.summed))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.styles:

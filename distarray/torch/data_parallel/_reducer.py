@@ -27,6 +27,7 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, Packed, redistribute_async
 from distarray.torch._backward import (
     BackwardPass,
+    await_gradients,
     call_hooks_after_accumulation,
     guard_hooks,
     pack_gradients,
@@ -118,6 +119,7 @@ class Replica:
             member.handles = [node.register_prehook(before), node.register_hook(after)]
             self.members.append(member)
         parameters = [p for _, p in found]
+        await_gradients(parameters)
         self.buckets = [
             Bucket(self.mesh, parameters, members)
             for members in choose_buckets(parameters, self.bucket_bytes)

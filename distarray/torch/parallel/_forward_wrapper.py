@@ -26,6 +26,7 @@ from distarray.torch._opaque import disable_compile, pause_modes, resume, skip_c
 from distarray.torch._routes import moving_for
 from distarray.torch.following import Following, tensors_in
 from distarray.torch.parallel._arrivals import check_lost
+from distarray.torch.parallel._gradient_sums import summing_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ def _call(
         if wrapping.follows and not any(mode.is_inside for mode in modes):
             with contextlib.ExitStack() as stack:
                 mode = modes[-1] if modes else stack.enter_context(Following(strict=False))
+                stack.enter_context(summing_together(module))
                 stack.enter_context(mode.inside())
                 output = forward(*args, **kwargs)
             _check_leaving(module, output)

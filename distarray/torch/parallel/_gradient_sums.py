@@ -18,7 +18,8 @@ at once and send them to the tensor after all. (Hooks on its ``grad_fn`` are not
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sized
+from collections.abc import Iterable, Sequence, Sized
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,13 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
-from distarray.torch._backward import ANCHOR, is_for_all_leaves
-from distarray.torch._compat import hooks_of, parameters_of, version
+from distarray.torch._backward import ANCHOR, is_awaited, is_for_all_leaves
+from distarray.torch._compat import hooks_of, is_transforming, parameters_of, version
 from distarray.torch._layouts import Beside, place
+from distarray.torch._modules import state_of
 from distarray.torch._moves import move, way_back
-from distarray.torch._opaque import refuse_transforms
-from distarray.torch._routes import Route, routes_between
+from distarray.torch._opaque import disable_compile, refuse_transforms, skip_compile
+from distarray.torch._routes import Route, moving_for, routes_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +132,17 @@ def use_apart(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor | None:
 
 
 # --- parameters -----------------------------------------------------------------------------------
+# Within one call of the outermost parallelized module there is one node for all such parameters, or
+# for as many as fit into a bucket: autograd comes to it when all their gradients are there.
+
+BUCKET_BYTES = 25 << 20
+"""As many as `replicate` has in a bucket."""
 
 _R, _P = Replicate(), Partial()
 _standing_in: Beside[bool] = Beside()
 """Tensors that stand for parameters, in calls that may call their module again."""
+_StandIns = dict[tuple[int, DeviceMesh], tuple[torch.Tensor, torch.Tensor]]
+_stand_ins: ContextVar[_StandIns | None] = ContextVar("what stands for parameters", default=None)
 
 
 class _Summed(torch.autograd.Function):
@@ -142,14 +151,21 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.mesh = mesh
+        ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, *_totals(ctx.mesh, gradients)
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        totals: list[Any] = list(gradients)
+        # Modules that a pass has left out may differ between ranks, and be of one size.
+        with moving_for(f"gradients {there} of {len(gradients)} replicated parameters"):
+            for i, total in zip(there, _totals(ctx.mesh, [totals[i] for i in there]), strict=True):
+                totals[i] = total
+        return None, *totals
 
 
-def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+def _totals(mesh: DeviceMesh, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the sums of all ranks' tensors, by one all-reduce for those of one dtype."""
     totals: list[torch.Tensor] = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -164,11 +180,68 @@ def _totals(mesh: DeviceMesh, tensors: tuple[torch.Tensor, ...]) -> list[torch.T
     return totals
 
 
+def _stand_for(parameters: Sequence[torch.Tensor], mesh: DeviceMesh) -> list[torch.Tensor]:
+    """Return what stands for parameters where each rank makes something of its own of them."""
+    found = list(_Summed.apply(mesh, *parameters))
+    for tensor in found:
+        _standing_in.set(tensor, True)
+        place(tensor, Layout(mesh, [_R], tensor.shape), partial_grad=frozenset({(0, "sum")}))
+    return found
+
+
+class summing_together:  # noqa: N801 - reads as a phrase: with summing_together(module)
+    """Add up inside, in one, what modules in a module would each add up by itself."""
+
+    __slots__ = ("_found", "_token")
+
+    @disable_compile
+    def __init__(self, module: nn.Module) -> None:
+        chosen: dict[DeviceMesh, dict[int, torch.Tensor]] = {}
+        needed = torch.is_grad_enabled() and not is_transforming()
+        for child in module.modules() if needed else ():
+            for name, mesh in state_of(child).summed.items():
+                p = parameters_of(child).get(name)
+                if p is not None and p.requires_grad and mesh.size > 1 and not is_awaited(p):
+                    chosen.setdefault(mesh, {})[id(p)] = p
+        self._found: _StandIns = {}
+        for mesh, parameters in chosen.items():
+            for bucket in _fill_buckets(parameters.values()):
+                pairs = zip(bucket, _stand_for(bucket, mesh), strict=True)
+                self._found |= {(id(p), mesh): (p, stand_in) for p, stand_in in pairs}
+
+    @skip_compile
+    def __enter__(self) -> None:
+        self._token = _stand_ins.set(self._found)
+
+    @skip_compile
+    def __exit__(self, *_: object) -> None:
+        _stand_ins.reset(self._token)
+
+
+def _fill_buckets(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    found: list[list[torch.Tensor]] = []
+    filled = BUCKET_BYTES
+    for p in parameters:
+        if filled + p.nbytes > BUCKET_BYTES:
+            found.append([])
+            filled = 0
+        found[-1].append(p)
+        filled += p.nbytes
+    return found
+
+
+def find_summed(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor | None:
+    """Return what stands for a parameter in the call under way; None where nothing does."""
+    pair = (_stand_ins.get() or {}).get((id(parameter), mesh))
+    return pair[1] if pair is not None and pair[0] is parameter else None
+
+
 def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """Return what stands for a module's own parameters where it computes this rank's items.
 
     The gradients of the parameters are then those of all ranks' items: one all-reduce of all of
-    them together, in the backward pass. Parameters that require no gradient are left out.
+    them together, in the backward pass, and of those of other modules in the same call of a model.
+    Parameters that require no gradient are left out.
     """
     found = {
         name: parameter
@@ -181,8 +254,9 @@ def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Ten
         "replicated parameters whose gradients are added up over the ranks (SequenceParallel, and "
         "norms in it); call a copy of the module that is not parallelized"
     )
-    summed = dict(zip(found, _Summed.apply(mesh, *found.values()), strict=True))
-    for tensor in summed.values():
-        _standing_in.set(tensor, True)
-        place(tensor, Layout(mesh, [_R], tensor.shape), partial_grad=frozenset({(0, "sum")}))
+    known = {name: find_summed(parameter, mesh) for name, parameter in found.items()}
+    summed = {name: tensor for name, tensor in known.items() if tensor is not None}
+    rest = {name: parameter for name, parameter in found.items() if name not in summed}
+    if rest:
+        summed |= zip(rest, _stand_for(list(rest.values()), mesh), strict=True)
     return summed

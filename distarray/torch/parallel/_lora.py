@@ -20,6 +20,7 @@ from torch import nn
 from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Replicate
+from distarray.torch._modules import state_of
 from distarray.torch.parallel._colwise import ColwiseParallel, hook_columns
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of
@@ -133,6 +134,7 @@ class LowRankParallel(ParallelStyle):
         for name in ("weight", "bias"):
             if getattr(layer, name) is not None:
                 self.distribute(layer, name, mesh, [_R])
+                state_of(layer).summed[name] = mesh
         self.substitute(layer, lambda layer: sum_gradients_of(layer, mesh))
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.layout import Replicate
+from distarray.layout import Replicate, Shard
+from distarray.torch._modules import state_of
 from distarray.torch.parallel._partition_rules import ROWS, Cut, cut_of, hook_arguments
 from distarray.torch.parallel._style import FeatureParallel, one_axis
 from distarray.torch.parallel.layers import _empty_shards
@@ -89,6 +90,8 @@ def cut_rows(style: RowwiseParallel, module: nn.Module, mesh: DeviceMesh, cut: C
     features = cut_parameters(style, module, mesh, cut.parameters)
     if getattr(module, "bias", None) is not None:
         style.distribute(module, "bias", mesh, [_R])
+        if type(style.output_layouts) is Shard:
+            state_of(module).summed["bias"] = mesh
         style.substitute(module, lambda _: {"bias": None})
     return features
 

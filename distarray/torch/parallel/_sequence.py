@@ -37,7 +37,9 @@ class SequenceParallel(ParallelStyle):
 
     Parameters are whole on every rank and need not be ones or zeros: all take those of one rank, or
     they are compared (``src_data_rank`` of `parallelize_module`). Their gradients are summed over
-    the ranks in the backward pass, those of one module together in one all-reduce.
+    the ranks in the backward pass: those of all modules that a call of the model runs together, in
+    one all-reduce for every 25 MiB; those of each module by itself where the modules are called one
+    by one, are in groups of `fully_shard`, or under `replicate`, which waits for them.
 
     Dropout masks follow from a key, drawn from torch's generator, and the index in the whole
     sequence: see `dropout`. Seeded alike, any number of ranks drops the same items.
@@ -93,6 +95,7 @@ class SequenceParallel(ParallelStyle):
                 )
         for name in names:
             self.distribute(module, name, mesh, [Replicate()])
+            state_of(module).summed[name] = mesh
 
         @disable_compile
         def run(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from distarray.torch._moves import move, routes
 from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import Route, routes_between
 from distarray.torch.parallel._arrivals import check_arrival
-from distarray.torch.parallel._gradient_sums import use_apart
+from distarray.torch.parallel._gradient_sums import find_summed, use_apart
 from distarray.torch.parallel._slices import note_gathered
 
 _R, _P = Replicate(), Partial()
@@ -282,11 +282,12 @@ def _bias_to_add(
     leaving = _resolved(target, y.ndim)
     if type(leaving) is Shard and leaving.axis != axis % y.ndim:
         # Each rank adds it to other items: the gradients of all of them are added.
-        ways = routes_between(whole, whole, [_P])
+        summed = find_summed(bias, mesh)
+        bias = move(bias, *routes_between(whole, whole, [_P])) if summed is None else summed
     else:
         leaving = Shard(0) if type(leaving) is Shard else leaving
         ways = routes_between(whole, _layout(mesh, leaving, shape), None, bias.requires_grad)
-    bias = move(bias, *ways)
+        bias = move(bias, *ways)
     return bias.to(y.dtype).reshape(-1, *[1] * (-1 - axis))  # another one under autocast
 
 
