@@ -11,7 +11,7 @@ and two axes of that are cut instead of one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
+from math import gcd, prod
 from typing import Any, Final
 
 import numpy as np
@@ -192,4 +192,5 @@ class Grid:
 
 def _by_columns(tiles: np.ndarray) -> np.ndarray:
     """Return tiles as an array of (columns of tiles, rows of their tiles, columns of a tile)."""
-    return tiles.reshape(tiles.shape[0] * tiles.shape[1], -1, tiles.shape[-1])
+    turns, columns, *rows, width = tiles.shape
+    return tiles.reshape(turns * columns, prod(rows), width)
