@@ -1612,8 +1612,8 @@ MUTANTS = (
     Mutant(
         "the kernel drops what two levels of a line leave",
         "comm/kernels/_exact_sum.py",
-        "                if left:\n",
-        "                if is_huge:\n",
+        "                if left:\n                    if is_clear:",
+        "                if is_huge:\n                    if is_clear:",
         (
             "ops/statistical/test_reproducible.py::test_exact_sums_agree_with_fsum_whoever_adds_up_and_in_any_order",
         ),

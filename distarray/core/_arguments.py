@@ -281,6 +281,8 @@ def plain_buffer(
                 f"{call} got a {type(value).__name__} of distributed arrays; da.stack(...) makes "
                 "one array of them"
             )
+        if value is None and not objects:
+            raise DTypeError(f"{call} got None, and takes an array; a function may lack a return")
         try:
             buffer = _backend.asarray(value, device, dtype)
         except DistArrayError:
@@ -291,8 +293,6 @@ def plain_buffer(
                 "numbers, or nested sequences of equal lengths"
             ) from None
     if not objects:
-        if value is None:
-            raise DTypeError(f"{call} got None, and takes an array; a function may lack a return")
         check_travels(buffer.dtype)
     return buffer
 

@@ -132,7 +132,7 @@ class _Quantiles:
         previous, following = items_at(both.reshape(-1)).reshape(both.shape)
         return np.asarray(interpolate(previous, following, places, self.weak))
 
-    def result_dtype(self, dtype: np.dtype[Any], weighted: bool) -> np.dtype[Any]:
+    def result_dtype(self, dtype: np.dtype[Any], weighted: bool, keepdims: bool) -> np.dtype[Any]:
         """Return the dtype of quantiles of items of a dtype, which NumPy finds by computing one.
 
         Raises
@@ -140,13 +140,13 @@ class _Quantiles:
         DTypeError
             If there are none of such items.
         """
-        key = self.name, self.method, self.asked, self.weak, dtype, weighted
+        key = self.name, self.method, self.asked, self.weak, dtype, weighted, keepdims
         found = _dtypes[key]
         if found is None:
             extra = {"weights": np.ones(1)} if weighted else {}
             try:
                 with errors_of_numpy(self.name), np.errstate(all="ignore"):
-                    tried = self.of_lines(np.zeros(1, dtype), axis=0, keepdims=False, **extra)
+                    tried = self.of_lines(np.zeros(1, dtype), axis=0, keepdims=keepdims, **extra)
             except ArgumentTypeError as error:
                 raise DTypeError(f"{self.name} of {dtype}: {error}; convert with astype") from error
             found = np.asarray(tried).dtype
@@ -416,7 +416,7 @@ def _run(
         if out is not None:
             check_fits(name, out, result.shape, result.dtype)
         return write_out(name, out, result)
-    dtype = wanted.result_dtype(a.dtype, weights is not None)
+    dtype = wanted.result_dtype(a.dtype, weights is not None, bool(keepdims))
     if out is not None:
         kept = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
         check_fits(name, out, (*wanted.shape, *kept), dtype)

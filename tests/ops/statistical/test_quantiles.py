@@ -248,6 +248,7 @@ def test_lines_stay_where_they_are_or_are_brought_together() -> None:
 
 def test_few_items_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_quantiles, "GATHERED_BYTES", 1024)
+    monkeypatch.setattr(_quantiles, "_FEW_LINES", 32)  # whatever the fixture of the file has set
     reset()
     values = np.random.default_rng(0).random((16, 5))
 
