@@ -1605,9 +1605,7 @@ MUTANTS = (
         "comm/kernels/_exact_sum.py",
         "    if left or is_huge:",
         "    if is_huge:",
-        (
-            "ops/statistical/test_reproducible.py::test_sums_of_blocks_that_lie_in_any_way_are_exact",
-        ),
+        ("ops/statistical/test_reproducible.py::test_narrow_and_complex_sums_are_rounded_once",),
     ),
     Mutant(
         "the kernel drops what two levels of a line leave",
