@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""The machine that numbers are measured on, and what else it does meanwhile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import resource
 import time
 from importlib import metadata
 from pathlib import Path
+
+from distarray._bench import busy_seconds
 
 PACKAGES = ("numpy", "mpi4py", "numba", "torch", "heat", "dask")
 
@@ -51,12 +53,9 @@ class Others:
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        user, nice, system, _, _, irq, softirq, stolen = map(
-            int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
-        )
-        busy = (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return busy, sum(one.ru_utime + one.ru_stime for one in used), time.perf_counter()
+        own = sum(one.ru_utime + one.ru_stime for one in used)
+        return busy_seconds(), own, time.perf_counter()
 
 
 def _after(path: str, key: str) -> str | None:

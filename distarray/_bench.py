@@ -73,15 +73,19 @@ def measure_and_keep() -> tuple[MeasuredModel, str, float]:
     return model, path, others
 
 
-def _times() -> Any:
-    """Return seconds: of work by all processors, where Linux tells, of work by us, and passed."""
+def busy_seconds() -> float:
+    """Return how long all processors have worked, in seconds; 0 where Linux does not tell."""
     try:
         # user, nice, system, idle, iowait, irq, softirq, and what a virtual machine has not got
         ticks = [int(n) for n in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
-        busy = (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
-        busy = 0.0
-    return np.array([busy, process_time(), perf_counter()])
+        return 0.0
+    return float((sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK"))
+
+
+def _times() -> Any:
+    """Return seconds: of work by all processors, of work by this process, and passed."""
+    return np.array([busy_seconds(), process_time(), perf_counter()])
 
 
 def measure(mesh: DeviceMesh) -> MeasuredModel:

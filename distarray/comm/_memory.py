@@ -62,7 +62,7 @@ def empty(shape: Shape, dtype: Any, device: str | None = None, *, renews: bool =
         return np.empty(shape, dtype)
     found = _arena.take(nbytes)
     if found is not None:
-        if renews and getattr(found.base, "was_lent", None) and take_lent(found):
+        if renews and take_lent(found):
             renew(found)
         return found.view(dtype).reshape(shape)
     try:

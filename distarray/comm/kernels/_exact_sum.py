@@ -484,9 +484,8 @@ def add_up(kind: str) -> Source:
     of each; scratch memory; the results, and which: 0 adds to words, 1 stores bits of rounded sums,
     2 of sums rounded to odd. It returns what it has to tell.
     """
-    is_narrow = (
-        1 if kind == "f4" else 0
-    )  # so that one level is enough but where items differ by 2**26
+    # One level is enough for float32, but where items differ by 2**26.
+    is_narrow = 1 if kind == "f4" else 0
 
     def add(
         x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n1: int, s1: int,

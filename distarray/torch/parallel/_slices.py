@@ -133,7 +133,7 @@ def may_decide() -> bool:
 # --- gathered inputs ------------------------------------------------------------------------------
 
 WORTH_GATHERING_AGAIN = 1 << 20
-"""Bytes of a gathered input from which a rank keeps its shard alone. On two ranks of Zen 5
+"""Bytes of a gathered input from which a rank keeps its shard alone. On two ranks of Zen 4
 gathering 2 MiB once more takes 0.2 ms, 0.2 % of a step of the block that is 512 wide; of narrower
 ones it would be a larger part.
 """
