@@ -31,12 +31,13 @@ target = cupy.empty((256, 256))
 assert launch_copies([(target, source.T)]), "no kernel ran"
 assert (target == source.T).all(), "a kernel copied wrongly"
 """
+TOGETHER = "an mpiexec of mpi4py's MPI"
 PROBES = {
     "a GPU": "import cupy; assert cupy.cuda.runtime.getDeviceCount() > 0",
     "numba.cuda on it": "from numba import cuda; assert cuda.is_available()",
     "a kernel of distarray": _KERNEL,
     "cuBLAS, for products": "from cupy_backends.cuda.libs import cublas",
-    "an MPI for mpi4py": "from mpi4py import MPI",
+    TOGETHER: "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2, 'each rank is alone'",
     "torch on it": "import torch; assert torch.cuda.is_available()",
 }
 REMEDY = "pip install mpich, or name the mpiexec of an unpacked one by --mpiexec"
@@ -51,12 +52,14 @@ def launcher(named: str | None) -> str | None:
 
 
 def with_library(environment: Mapping[str, str], mpiexec: str | None) -> dict[str, str]:
-    """Let mpi4py find the library that came with a launcher, wherever it was unpacked."""
+    """Let mpi4py take the library that came with a launcher, and no other MPI of the machine."""
     found = dict(environment)
     folder = Path(mpiexec).resolve().parent.parent / "lib" if mpiexec else None
-    if folder is not None and any(folder.glob("libmpi.so*")):
+    libraries = sorted(folder.glob("libmpi.so.*")) if folder is not None else []
+    if libraries:
         before = found.get("LD_LIBRARY_PATH")
         found["LD_LIBRARY_PATH"] = f"{folder}:{before}" if before else str(folder)
+        found.setdefault("MPI4PY_LIBMPI", str(libraries[0]))
     return found
 
 
@@ -70,6 +73,10 @@ def missing(mpiexec: str | None, environment: Mapping[str, str]) -> list[str]:
         found.append(f"mpiexec ({REMEDY})")
     for name, probe in PROBES.items():
         command = [sys.executable, "-c", probe]
+        if name == TOGETHER:
+            if mpiexec is None:
+                continue
+            command = [mpiexec, "-n", "2", *command]
         try:
             done = subprocess.run(
                 command,
@@ -83,6 +90,7 @@ def missing(mpiexec: str | None, environment: Mapping[str, str]) -> list[str]:
             found.append(f"{name} (no answer in 60 s)")
             continue
         if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-            found.append(f"{name} ({last[0]})")
+            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
+            found.append(f"{name} ({last})")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -197,12 +198,15 @@ class Unit(np.ndarray):
     """An array whose items have a unit."""
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # NumPy 2.5 wants to drop the class
+    CHARACTERS = np.char.array(["a ", "b", "c"])
 MEANINGFUL = {
     "masked": np.ma.masked_equal([1.0, 2.0, 3.0], 2.0),
     "unmasked": np.ma.MaskedArray([1.0, 2.0, 3.0]),
     "matrix": np.array([[1.0, 2.0, 3.0]]).view(np.matrix),
     "unit": np.array([1.0, 2.0, 3.0]).view(Unit),
-    "chararray": np.char.array(["a ", "b", "c"]),
+    "chararray": CHARACTERS,
 }
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "asarray": lambda _, v: asarray(v),
