@@ -97,6 +97,8 @@ class Run:
     paths: list[str]
     title: str = "plain"
     device: str = "cpu"
+    launcher: str = ""
+    """The mpiexec; default: `mpiexec`."""
     outcomes: dict[str, str] = field(default_factory=dict)
     reports: dict[str, str] = field(default_factory=dict)
     expected: list[str] = field(default_factory=list)
@@ -221,7 +223,7 @@ def _perform(run: Run, expression: str, end: float) -> Run:
             records.mkdir()
             (records / "done").write_text("\n".join(run.outcomes))
             log = records / "log"
-            command = _command(run.ranks, run.paths, expression)
+            command = _command(run, run.paths, expression)
             status, used = _run_job(command, records, log, limit, run.device)
             run.used += used
             settled = len(run.outcomes)
@@ -240,8 +242,9 @@ def _perform(run: Run, expression: str, end: float) -> Run:
     return run
 
 
-def _command(ranks: int, paths: list[str], expression: str) -> list[str]:
+def _command(run: Run, paths: list[str], expression: str) -> list[str]:
     """Write the command line of one job."""
+    ranks = run.ranks
     command = [
         sys.executable,
         "-m",
@@ -254,7 +257,7 @@ def _command(ranks: int, paths: list[str], expression: str) -> list[str]:
     if ranks == 0:
         command += [f"--ignore={ROOT / 'tests' / 'mpi'}"]
     else:
-        command = [mpiexec(), "-n", str(ranks), *command, "--with-mpi"]
+        command = [run.launcher or mpiexec(), "-n", str(ranks), *command, "--with-mpi"]
         if ranks > 4:
             command += ["-m", "eight_ranks"]
     if expression:

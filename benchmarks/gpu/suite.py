@@ -1,12 +1,13 @@
 """The suite with its blocks on a GPU, on one rank and on several that share it.
 
-Run by the driver as ``python -m benchmarks.gpu.suite --ranks 1,2,4``. Two lots run side by side:
-what needs no MPI, beginning with the tests marked ``gpu``, and the jobs under mpiexec.
+Run by the driver as ``python -m benchmarks.gpu.suite --ranks 1,2,4``, a job for two cores: first
+the tests marked ``gpu`` and the job on two ranks.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,34 +44,32 @@ def main() -> None:
         return
     from tests import run
 
-    if part.options.mpiexec:
-        run._mpiexec = lambda: part.options.mpiexec
     root = run.ROOT
     marked, arrays, files = _paths(root, run, part.rehearsal)
-    plain = [("suite", run.Run(0, marked, "marked gpu, one process", "cuda"))] if marked else []
-    plain.append(("suite", run.Run(0, arrays, "arrays, one process", "cuda")))
-    under_mpi = []
+    launcher = part.options.mpiexec
+    jobs = [("suite", run.Run(0, [path], Path(path).name, "cuda")) for path in arrays]
+    if marked:
+        jobs.insert(0, ("suite", run.Run(0, marked, "marked gpu", "cuda")))
     if importlib.util.find_spec("pytest_mpi") is None:
         for promise in promises[1:]:
             part.verdict(promise, None, "pytest-mpi is not installed")
-    elif part.options.mpiexec:
-        order = sorted(counts, key=lambda count: (count != FIRST, -count))
-        under_mpi = [
-            (f"suite on {count}", run.Run(count, files, "on the GPU", "cuda")) for count in order
-        ]
+    elif launcher:
+        for place, count in enumerate(sorted(counts, key=lambda count: (count != FIRST, -count))):
+            one = run.Run(count, files, "on the GPU", "cuda", launcher)
+            jobs.insert(1 + place, (f"suite on {count}", one))
     results: dict[str, list[Any]] = {}
     lock = threading.Lock()
 
-    def lot(runs: list[Any]) -> None:
-        for promise, one in runs:
-            if time.monotonic() < part.end:
-                run._perform(one, "", part.end)
-            with lock:
-                results.setdefault(promise, []).append(one)
-                _tell(part, one)
+    def perform(job: tuple[str, Any]) -> None:
+        promise, one = job
+        if time.monotonic() < part.end:
+            run._perform(one, "", part.end)
+        with lock:
+            results.setdefault(promise, []).append(one)
+            _tell(part, one)
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lot, (plain, under_mpi)))
+    with ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2)) as pool:
+        list(pool.map(perform, jobs))
     for promise, runs in results.items():
         _judge(part, promise, runs)
 
@@ -87,7 +86,7 @@ def _paths(root: Path, run: Any, rehearsal: bool) -> tuple[list[str], list[str],
         if "mark.gpu" in path.read_text() and folder / "mpi" not in path.parents
     ]
     arrays = [str(folder / name) for name in run.ON_DEVICE]
-    return marked, arrays, [str(folder / "mpi" / name) for name in run.MPI_ON_DEVICE]
+    return marked, arrays, [str(folder / name) for name in run.MPI_ON_DEVICE]
 
 
 def _tell(part: Part, run: Any) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as driver
-from benchmarks.gpu import check, job, part, report
-from tests import processes
+from benchmarks.gpu import check, job, part, report, suite
+from tests import processes, run
 
 ROOT = Path(driver.ROOT)
 needs_mpiexec = pytest.mark.skipif(check.launcher(None) is None, reason="needs mpiexec")
@@ -54,6 +54,12 @@ def test_rehearsal_runs_every_part(tmp_path: Path) -> None:
     assert len(constants) == len(set(constants)) == 3
     assert "1 passed, 0 failed" in page
     assert "stand-in for a GPU" in page
+
+
+def test_what_the_suite_runs_on_a_gpu_is_there() -> None:
+    chosen = suite._paths(run.ROOT, run, rehearsal=False)
+    assert all(chosen)
+    assert [path for paths in chosen for path in paths if not Path(path).exists()] == []
 
 
 @needs_mpiexec
