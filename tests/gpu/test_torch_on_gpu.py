@@ -37,7 +37,8 @@ def gpu(mesh):
 
 def values(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    # whatever torch's default device is
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def perceptron():
