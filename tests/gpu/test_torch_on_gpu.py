@@ -291,6 +291,7 @@ def test_memory_that_is_still_read_is_not_handed_out_again():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_autocast_and_compiled_modules():
     mesh = line()
     twin, x = perceptron().float(), values(12, 7).float()
