@@ -78,6 +78,9 @@ def asarray(value: Any, device: str | None = None, dtype: Any = None) -> Buffer:
         with library.cuda.Device(value.device.id):
             value = library.ascontiguousarray(value)
     _device.use(number)
+    if is_numpy(value) and not value.ndim:  # by itself it would be filled in: see `scalar`
+        value = value[None]
+        return library.asarray(value, dtype=dtype)[0]
     found = library.asarray(value, dtype=dtype)
     return found if found.device.id == number else found.copy()
 
@@ -101,7 +104,8 @@ def is_writeable(array: Buffer) -> bool:
         return bool(array.flags.writeable)
     if type(array.data.mem).__name__ == "ReadOnlyMemory":
         return False
-    return not any(n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True))
+    shared = any(n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True))
+    return not (shared and array.size)  # CuPy's strides of no items are all 0
 
 
 def make_read_only(array: Buffer) -> Buffer:

@@ -517,7 +517,10 @@ def _choose_bind(step: Step) -> Callable[..., Buffer]:
 
     def chosen(which: Buffer, *blocks: Buffer) -> Buffer:
         try:
-            return _backend.namespace_of(which).choose(which, list(blocks), mode=mode)
+            if _backend.is_cupy(which):  # which takes no list
+                library = _backend.namespace_of(which)
+                return which.choose(library.stack(library.broadcast_arrays(*blocks)), mode=mode)
+            return np.choose(which, list(blocks), mode=mode)
         except ValueError:
             raise ArgumentError(
                 f"choose got integers that name none of the {len(blocks)} choices; mode='clip' or "

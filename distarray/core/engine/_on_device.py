@@ -121,6 +121,11 @@ def _clip(block: Any, low: Any, high: Any, **options: Any) -> Any:
     return np.clip(block, low, high, **options)
 
 
+def _nan_to_num(block: Any, nan: Any = 0.0, **options: Any) -> Any:
+    """Replace NaN, also by a negative zero."""
+    return np.nan_to_num(block, nan=_backend.asarray(nan, _backend.device_of(block)), **options)
+
+
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     np.logical_and: _truths(np.logical_and),
     np.logical_or: _truths(np.logical_or),
@@ -130,4 +135,5 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     np.spacing: _spacing,
     np.where: _where,
     np.clip: _clip,
+    np.nan_to_num: _nan_to_num,
 }

@@ -122,6 +122,11 @@ class ndarray:
         return memory.MemoryPointer(mem, int(self._host.ctypes.data) - mem.ptr)
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from item to item along each axis: all 0 where there is no item."""
+        return self._host.strides if self._host.size else (0,) * self._host.ndim
+
+    @property
     def device(self) -> Device:
         """The device that holds it."""
         return Device(self._memory.device_id)
@@ -136,7 +141,6 @@ class ndarray:
     size = property(lambda self: self._host.size)
     itemsize = property(lambda self: self._host.itemsize)
     nbytes = property(lambda self: self._host.nbytes)
-    strides = property(lambda self: self._host.strides)
     T = property(lambda self: self.transpose())
 
     @property

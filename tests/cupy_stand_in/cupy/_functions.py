@@ -120,6 +120,9 @@ def array(
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     fortran = host.flags.f_contiguous and not host.flags.c_contiguous and order in ("K", "A")
     found = ndarray(host.shape, host.dtype, order="F" if fortran or order == "F" else "C")
+    if host.ndim == 0:  # as the library does it, so that -0.0 loses its sign
+        found.fill(host)
+        return found
     found.set(
         np.asfortranarray(host) if fortran else np.ascontiguousarray(host).reshape(host.shape)
     )
@@ -278,6 +281,18 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     kind = np.result_type(*parts)
     launched("where")
     return _new(np.where(chosen._host, a.astype(kind), b.astype(kind)))
+
+
+def nan_to_num(
+    x: ndarray, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> ndarray:
+    """Replace what is no finite number by numbers that are made arrays first."""
+    others = {"nan": nan, "posinf": posinf, "neginf": neginf}
+    launched("cupy_nan_to_num")
+    options = {
+        name: value if value is None else asarray(value)._host for name, value in others.items()
+    }
+    return _new(np.nan_to_num(x._host, **options))
 
 
 def clip(a: ndarray, a_min: Any, a_max: Any, out: Any = None) -> ndarray:

@@ -18,7 +18,7 @@ _REDUCING = (
     *("cumsum", "cumprod", "trace"),
 )
 _VIEWS = ("transpose", "swapaxes", "squeeze", "diagonal")
-_COPIES = ("take", "choose", "compress", "repeat", "conj", "conjugate", "round", "flatten")
+_COPIES = ("take", "compress", "repeat", "conj", "conjugate", "round", "flatten")
 
 
 def into(out: Any, result: Any) -> Any:
@@ -189,6 +189,14 @@ def dot(self: ndarray, b: Any, out: Any = None) -> Any:
     return into(out, self._host.dot(b._host))
 
 
+def choose(self: ndarray, choices: Any, out: Any = None, mode: str = "raise") -> Any:
+    """Return items of an array of choices, which may be no list."""
+    launched("cupy_choose")
+    return into(
+        out, np.choose(self._host, [choices[i]._host for i in range(choices.shape[0])], mode=mode)
+    )
+
+
 def reduced_view(self: ndarray, dtype: Any = None) -> Any:
     """Return a view of the fewest axes, of contiguous arrays here alone."""
     return reshape(self, -1) if self._host.flags.c_contiguous and self.ndim > 1 else self
@@ -254,7 +262,7 @@ def install() -> None:
         setattr(ndarray, name, _copying(name))
     for function in (
         *(reshape, ravel, astype, copy, view, sort, argsort, nonzero, clip, dot),
-        reduced_view,
+        *(choose, reduced_view),
     ):
         setattr(ndarray, function.__name__, function)
     for short, name in _BINARY.items():
