@@ -1,6 +1,6 @@
 """The suite with its blocks on a GPU, on one rank and on several that share it.
 
-Run by the driver as ``python -m benchmarks.gpu.suite --ranks 1,2,4``, a job for two cores: first
+Run by the driver as ``python -m benchmarks.gpu.suite --ranks 1,2,4``, a job for each core: first
 the tests marked ``gpu`` and the job on two ranks.
 """
 
@@ -47,7 +47,9 @@ def main() -> None:
     root = run.ROOT
     marked, arrays, files = _paths(root, run, part.rehearsal)
     launcher = part.options.mpiexec
-    jobs = [("suite", run.Run(0, [path], Path(path).name, "cuda")) for path in arrays]
+    workers = min(12, max(2, os.cpu_count() or 2))  # each takes some memory of the GPU
+    lots = [arrays[i::workers] for i in range(min(workers, len(arrays)))]
+    jobs = [("suite", run.Run(0, lot, f"arrays, {i}", "cuda")) for i, lot in enumerate(lots, 1)]
     if marked:
         jobs.insert(0, ("suite", run.Run(0, marked, "marked gpu", "cuda")))
     if importlib.util.find_spec("pytest_mpi") is None:
@@ -68,7 +70,7 @@ def main() -> None:
             results.setdefault(promise, []).append(one)
             _tell(part, one)
 
-    with ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2)) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         list(pool.map(perform, jobs))
     for promise, runs in results.items():
         _judge(part, promise, runs)
@@ -85,7 +87,11 @@ def _paths(root: Path, run: Any, rehearsal: bool) -> tuple[list[str], list[str],
         for path in sorted(folder.rglob("test_*.py"))
         if "mark.gpu" in path.read_text() and folder / "mpi" not in path.parents
     ]
-    arrays = [str(folder / name) for name in run.ON_DEVICE]
+    chosen = [folder / name for name in run.ON_DEVICE]
+    files = [
+        file for path in chosen for file in (path.rglob("test_*.py") if path.is_dir() else [path])
+    ]
+    arrays = sorted(map(str, files), key=lambda file: -Path(file).stat().st_size)
     return marked, arrays, [str(folder / name) for name in run.MPI_ON_DEVICE]
 
 
