@@ -455,7 +455,13 @@ def _repeat_bind(step: Step) -> Callable[[Buffer], Buffer]:
     box = step.sources[0].local_box()
     assert box is not None  # only processes of the mesh have blocks
     own = counts if isinstance(counts, int) else counts[slice(*box[axis])]
-    return lambda block: np.repeat(block, own, axis)
+    return lambda block: _repeated(block, own, axis)
+
+
+def _repeated(block: Buffer, counts: Any, axis: int) -> Buffer:
+    if _backend.is_cupy(block) and not isinstance(counts, int):
+        counts = _backend.to_host(counts).tolist()  # of arrays some versions of CuPy take none
+    return np.repeat(block, counts, axis)
 
 
 _repeat = Op("repeat", np.repeat, _repeat_spec, bind=_repeat_bind)
@@ -486,7 +492,7 @@ def _repeat_each_bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
     def repeat_each(block: Buffer, counts: Buffer) -> Buffer:
         if (counts < 0).any():
             raise ArgumentError("repeat got negative repeats; numbers must be 0 or more")
-        return np.repeat(block, _backend.to_host(counts).astype(np.int64), axis)
+        return _repeated(block, counts.astype(np.int64, copy=False), axis)
 
     return repeat_each
 

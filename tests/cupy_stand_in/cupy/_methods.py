@@ -82,6 +82,8 @@ def _copying(name: str) -> Callable[..., Any]:
     def method(self: ndarray, *args: Any, **kwargs: Any) -> Any:
         given = bound(self, *args, **kwargs)
         out = given.pop("out", None)
+        if isinstance(given.get("repeats"), np.ndarray):
+            raise TypeError("'repeats' does not accept numpy.ndarray")
         given = {k: v._host if isinstance(v, ndarray) else v for k, v in given.items()}
         if name == "take":
             axis = given.get("axis")
