@@ -70,11 +70,10 @@ from distarray.core.engine._float_errors import (
     DEFAULT_ERROR_STATE,
     call_alike,
     call_on_all,
-    call_refusing,
+    caller,
     convert_on_all,
     error_state,
     errors_raise,
-    refuses_items,
 )
 from distarray.core.engine._fusion import Deferred, Trace, compute
 from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated_layout

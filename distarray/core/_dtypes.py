@@ -32,6 +32,11 @@ def refusal(error: Exception) -> type[DistArrayError]:
     return ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
 
 
+def overflow_error(name: str, error: OverflowError) -> OutOfRangeError:
+    """Return the error for dates and durations that 64 bits of their unit do not hold."""
+    return OutOfRangeError(f"{name}: {error}; convert to a coarser unit, as x.astype('m8[s]')")
+
+
 DEFAULT_DTYPE = np.dtype(np.float64)
 
 PLAIN_SCALARS = (bool, int, float, complex)

@@ -1,21 +1,23 @@
 """Errors that depend on values: what one rank's items make of a call, all ranks raise.
 
 `np.errstate` may turn divisions by zero and the like into errors, text converts or not item by
-item, and integers have no negative powers. Which rank has such items the others cannot know, and
-would wait for it: so, and only so, all tell each other how a call went.
+item, integers have no negative powers, and dates, from NumPy 2.5 on, raise where they overflow.
+Which rank has such items the others cannot know, and would wait for it: so, and only so, all tell
+each other how a call went.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy._core import umath
 
 from distarray.comm import all_gather_checked
-from distarray.errors import ArgumentError, DTypeError, FloatingError
+from distarray.core._dtypes import overflow_error
+from distarray.errors import ArgumentError, DistArrayError, DTypeError, FloatingError
 
 T = TypeVar("T")
 
@@ -27,6 +29,20 @@ error_state: Callable[[], object] = _kept.get if _kept else lambda: tuple(np.get
 DEFAULT_ERROR_STATE: object = Context().run(error_state)
 """The one of a program that sets none, in which nothing raises."""
 _known: tuple[object, bool] = DEFAULT_ERROR_STATE, False
+
+
+def _raises_of_dates() -> bool:
+    longest = np.array([np.iinfo(np.int64).max], "m8[s]")
+    try:
+        np.add(longest, longest)
+    except OverflowError:
+        return True
+    return False
+
+
+DATES_RAISE: Final = _raises_of_dates()
+"""Whether sums, products and units of dates raise where they overflow, as from NumPy 2.5 on."""
+_OF_DATES = frozenset((np.add, np.subtract, np.multiply))
 
 
 def errors_raise() -> bool:
@@ -51,6 +67,8 @@ def call_on_all(mesh: Any, name: str, call: Callable[[], T]) -> T:
     ------
     FloatingError
         Where `np.errstate` raises.
+    OutOfRangeError
+        Where dates overflow.
     """
     if mesh.coordinate is None:
         return call()
@@ -61,6 +79,10 @@ def call_on_all(mesh: Any, name: str, call: Callable[[], T]) -> T:
             results.append(call())
         except FloatingPointError as error:
             raise FloatingError(f"{name}: {error}; np.errstate asks to raise it") from error
+        except OverflowError as error:
+            if isinstance(error, DistArrayError):
+                raise
+            raise overflow_error(name, error) from error
 
     all_gather_checked(mesh, name, say)
     return results[0]
@@ -71,9 +93,30 @@ def call_alike(mesh: Any, name: str, call: Callable[[], T]) -> T:
     return call_on_all(mesh, name, call) if errors_raise() else call()
 
 
-def refuses_items(ufunc: np.ufunc | None, dtype: Any) -> bool:
-    """Tell whether a ufunc refuses some items of a dtype: negative powers of integers."""
-    return ufunc is np.power and dtype.kind == "i"
+def refuses_items(ufunc: np.ufunc | None, dtypes: Sequence[Any]) -> bool:
+    """Tell whether a function refuses some items: negative powers, dates that overflow.
+
+    Parameters
+    ----------
+    ufunc : ufunc or None
+    dtypes : sequence
+        Of the operands: dtypes, or the types of numbers. Of two that `np.power` takes its own check
+        tells more.
+    """
+    if ufunc is np.power:
+        return len(dtypes) == 1 and dtypes[0].kind == "i"
+    if not DATES_RAISE:
+        return False
+    dates = {dtype for dtype in dtypes if getattr(dtype, "kind", "") in ("m", "M")}
+    units = {np.datetime_data(dtype) for dtype in dates}
+    return bool(dates) and (ufunc in _OF_DATES or len(units) > 1)
+
+
+def caller(ufunc: np.ufunc | None, dtypes: Sequence[Any]) -> Callable[..., Any]:
+    """Return how to call a function of blocks that works as `ufunc` does; see `call_alike`."""
+    if not refuses_items(ufunc, dtypes):
+        return call_alike
+    return call_refusing if ufunc is np.power else call_on_all
 
 
 def call_refusing(mesh: Any, name: str, call: Callable[[], T]) -> T:
@@ -99,6 +142,13 @@ def text_converts(before: Any, after: Any) -> bool:
     return before.kind != after.kind and not {before.kind, after.kind}.isdisjoint("USV")
 
 
+def may_refuse(before: Any, after: Any) -> bool:
+    """Tell whether some items of one dtype do not become those of another."""
+    if DATES_RAISE and before.kind == after.kind and before.kind in "mM":
+        return np.datetime_data(before) != np.datetime_data(after)
+    return text_converts(before, after)
+
+
 def convert_on_all(mesh: Any, name: str, before: Any, after: Any, call: Callable[[], T]) -> T:
     """Return `call()`, which converts items of one dtype to another; errors reach every rank.
 
@@ -106,6 +156,8 @@ def convert_on_all(mesh: Any, name: str, before: Any, after: Any, call: Callable
     ------
     ArgumentError
         If text is not that of a value of the dtype, or too short for the value.
+    OutOfRangeError
+        If the unit of dates is too fine for one of them.
     DTypeError
         If NumPy converts no items of the one to the other.
     FloatingError
@@ -117,6 +169,8 @@ def convert_on_all(mesh: Any, name: str, before: Any, after: Any, call: Callable
     def convert() -> T:
         try:
             return call()
+        except OverflowError as error:
+            raise overflow_error(f"{name} from {before} to {after}", error) from error
         except (ValueError, RuntimeError) as error:
             raise ArgumentError(
                 f"{name} from {before} to {after}: {error}; convert the items that allow it"
@@ -124,4 +178,4 @@ def convert_on_all(mesh: Any, name: str, before: Any, after: Any, call: Callable
         except TypeError as error:
             raise DTypeError(f"{name} from {before} to {after}: {error}") from error
 
-    return (call_on_all if text_converts(before, after) else call_alike)(mesh, name, convert)
+    return (call_on_all if may_refuse(before, after) else call_alike)(mesh, name, convert)

@@ -190,6 +190,8 @@ class Step:
         What it brings by panels; see `Panels`.
     still
         Nothing moves and this process is in the mesh.
+    refuses
+        The function may raise because of some items; the ranks tell each other.
     is_fresh
         The result is Partial, and in memory that nobody else has.
     outputs
@@ -213,6 +215,7 @@ class Step:
         "outside",
         "panels",
         "partial",
+        "refuses",
         "result",
         "run",
         "sends",
@@ -268,6 +271,9 @@ class Step:
             self.outputs = op.outputs(self)
             self.output = self.outputs[0]
         self.made = self._layout_maker()
+        # Of durations states add up, whatever the function.
+        merges = op.finish is not None and getattr(self.result, "kind", "") == "m"
+        self.refuses = refuses_items(np.add if merges else op.ufunc, dtypes)
         # Of what was not Partial only a reduction makes what is; of the rest a view may be made.
         reduces = not any(layout.has_partial for layout in self.sources) or op.ufunc is not None
         is_letters = isinstance(self.spec, Spec) and self.made is None
@@ -350,7 +356,7 @@ class Step:
 
     def _bound(self) -> Callable[..., Buffer]:
         """Return the function of this process's blocks."""
-        op, output, result = self.op, self.output, self.result
+        op, output, result, refuses = self.op, self.output, self.result, self.refuses
         mesh: Any = output.mesh
         if self.outside:
             layout = output if self.made is None else self.made(None)
@@ -371,9 +377,7 @@ class Step:
             return self._exchanging(local)
         total = self.total
         if op.finish is None and self.adds is total:
-            dtypes = self.call.dtypes  # of several `check` tells
-            refuses = len(dtypes) == 1 and refuses_items(op.ufunc, dtypes[0])
-            call = call_refusing if refuses else call_on_all
+            call = call_refusing if op.ufunc is np.power else call_on_all
 
             def simple(*blocks: Any) -> Any:
                 if refuses or errors_raise():
@@ -390,7 +394,7 @@ class Step:
             return sums if finish is None else _fit(finish(sums), result)
 
         def reduce_and_finish(*blocks: Any) -> Buffer:
-            if errors_raise():
+            if refuses or errors_raise():
                 block = call_on_all(mesh, op.name, lambda: _fit(local(*blocks), adds))
                 sums = redistribute_local(block, partial, output)
                 return call_on_all(mesh, op.name, lambda: finish_sums(sums))
@@ -406,7 +410,7 @@ class Step:
 
     def _exchanging(self, local: Callable[..., State]) -> Callable[..., Buffer]:
         """Return the function that exchanges states between the first and the second local step."""
-        op = self.op
+        op, refuses = self.op, self.refuses
         assert op.finish is not None
         exchange, finish = _Exchange(self), op.finish(self)
         assert isinstance(self.spec, Spec)
@@ -426,7 +430,7 @@ class Step:
             return as_block(finish(states, *blocks))
 
         def exchanged(*blocks: Any) -> Buffer:
-            raises = errors_raise()
+            raises = refuses or errors_raise()
             states: Any = None
             if not has_prefix or not exchange.is_alone:  # else nothing comes before this block
                 state = (
@@ -435,7 +439,8 @@ class Step:
                 if not has_prefix:
                     states = exchange(state)
                 else:
-                    states = call_alike(mesh, name, lambda: exchange.fold_before(state))
+                    call = call_on_all if raises else call_alike
+                    states = call(mesh, name, lambda: exchange.fold_before(state))
             # What one rank makes of its part of the states, an error or a warning that is one, the
             # others do not know of.
             if raises or exchange.shares:

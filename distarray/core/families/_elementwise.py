@@ -19,6 +19,7 @@ from distarray.core._dtypes import (
     loop_kinds,
     normalize_dtype,
     numeric,
+    overflow_error,
     stand_in,
     stays_partial,
 )
@@ -27,7 +28,13 @@ from distarray.core._spec import POINTWISE, Rule, Spec, pointwise
 from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, move_all
 from distarray.core.engine._cache import cache, remember
-from distarray.core.engine._float_errors import call_on_all, errors_raise, text_converts
+from distarray.core.engine._float_errors import (
+    DATES_RAISE,
+    call_on_all,
+    errors_raise,
+    may_refuse,
+    refuses_items,
+)
 from distarray.core.engine._fusion import Deferred, current_trace, is_waiting
 from distarray.core.engine._meshes import device_of
 from distarray.core.engine._operands import (
@@ -409,7 +416,7 @@ def _defer(op: Op, operands: Sequence[Any], static: Any) -> Any:
     views = step.output.has_partial and op.ufunc is None
     on_device = _on_device.is_on_device([x for x in operands if not isinstance(x, BaseArray)])
     kinds = {dtype.kind for dtype in dtypes}
-    if step.outside or views or on_device or not _WAITING_KINDS.issuperset(kinds):
+    if step.outside or views or on_device or step.refuses or not _WAITING_KINDS.issuperset(kinds):
         return None
     shape = step.output.local_shape()
     inputs: list[Any] = []
@@ -450,6 +457,8 @@ def refusal_error(name: str, error: Exception, operands: Sequence[Any]) -> DistA
         for x in (x if isinstance(x, (type, np.dtype)) else dtype_key(x) for x in operands)
     )
     if isinstance(error, OverflowError):
+        if str(error).startswith("Overflow "):  # of dates
+            return overflow_error(f"{name} of {kinds}", error)
         return OutOfRangeError(
             f"{name} of {kinds}: {error}; Python numbers take the dtype of the array they "
             "meet, so convert that with astype, or pass an array"
@@ -493,6 +502,7 @@ def run_into(
         options["casting"] = casting
     static = _static(op, masked, options)
     uncertain = op.check is not None and op.check(operands)
+    uncertain |= DATES_RAISE and refuses_items(op.ufunc, [dtype_key(x) for x in operands])
     uncertain |= _check_out(op, out, operands, static, casting)
     if masked and target._layout.has_partial:
         if len(out) > 1:
@@ -556,12 +566,12 @@ def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: 
 def _check_out(
     op: Op, out: tuple[Any, ...], operands: Sequence[Any], static: Any, casting: Any
 ) -> bool:
-    """Check shapes and dtypes; tell whether the result is text that may not convert."""
+    """Check shapes and dtypes; tell whether some items of the result may not convert."""
     shapes = [x.shape for x in operands if getattr(x, "ndim", 0)]
-    of_text = False
+    uncertain = False
     dtypes = _result_dtypes(op, [getattr(x, "dtype", x) for x in operands], static)
     for one, dtype in zip(out, dtypes, strict=True):
-        of_text |= text_converts(dtype, one.dtype)
+        uncertain |= may_refuse(dtype, one.dtype)
         if broadcast_shape(op.name, [one.shape, *shapes]) != one.shape:
             raise ShapeError(
                 f"{op.name} of shapes {shapes} does not fit into an array of shape "
@@ -572,4 +582,4 @@ def _check_out(
                 f"{op.name} gives {dtype}, which casting={casting!r} does not put into an "
                 f"array of {one.dtype}; use a new array, or x.astype({str(dtype)!r}) first"
             )
-    return of_text
+    return uncertain

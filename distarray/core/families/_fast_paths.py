@@ -15,7 +15,12 @@ from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import REFUSALS
 from distarray.core._op import Op
 from distarray.core.engine._blocks import as_block
-from distarray.core.engine._float_errors import DEFAULT_ERROR_STATE, error_state, errors_raise
+from distarray.core.engine._float_errors import (
+    DATES_RAISE,
+    DEFAULT_ERROR_STATE,
+    error_state,
+    errors_raise,
+)
 from distarray.core.engine._operands import LARGE
 from distarray.core.families._elementwise import refusal_error, run_into, run_row
 
@@ -81,9 +86,13 @@ def binary_path(row: Op) -> Callable[[Any, Any], Any]:
             if y._layout is not layout:
                 return run((x, y))
             other = y._local
+            if DATES_RAISE and other.dtype.kind in "mM":
+                return run((x, y))
         elif y.__class__ in _NUMBERS:
             other = y
         else:
+            return run((x, y))
+        if DATES_RAISE and block.dtype.kind in "mM":
             return run((x, y))
         try:
             result = local(block, other)
@@ -122,6 +131,8 @@ def inplace_path(row: Op) -> Callable[[Any, Any], Any]:
         elif y.__class__ in _NUMBERS:
             other = y
         else:
+            return write(x, y)
+        if DATES_RAISE and x._local.dtype.kind in "mM":
             return write(x, y)
         try:
             local(x._local, other, out=x._local)

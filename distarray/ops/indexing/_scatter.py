@@ -23,10 +23,8 @@ from distarray.core import (
     Call,
     Op,
     Step,
-    call_alike,
-    call_refusing,
+    caller,
     copy_block,
-    refuses_items,
     run,
 )
 from distarray.errors import ShapeError
@@ -158,7 +156,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     everywhere = not any(type(p) is Shard for p in found.index.placements)
     places = None if _lies_in_order(found.index, found.cutting) else _places(found.index)
     comm = index.communicator
-    call = call_refusing if refuses_items(ufunc, step.call.dtypes[-1]) else call_alike
+    call = caller(ufunc, step.call.dtypes[-1:])
     # Owners write such rows from where they lie; but kernels of GPUs would in any order.
     at_once = varies and ufunc is None and depth == 1 and places is None
 

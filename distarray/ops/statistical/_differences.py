@@ -15,6 +15,7 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
+    caller,
     check_integer,
     check_number,
     elementwise,
@@ -78,9 +79,13 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     get = fetch(source, axis, reach, f"differences along axis {axis} of {source!r}, {n} times")
     index = own_block(output, axis)
     own = rest(index)[0] - after.bounds(index)[0]
+    call = caller(np.subtract, step.call.dtypes)
 
     def differences(block: Buffer) -> Buffer:
         ends = get(block)
+        return call(output.mesh, "diff", lambda: subtracted(block, ends))
+
+    def subtracted(block: Buffer, ends: Buffer) -> Buffer:
         out = empty_block(output, step.result)
         _subtract(block[(*lead, slice(own + n if own else 0))], out[(*lead, slice(own))], axis, n)
         _subtract(ends, out[(*lead, slice(own, None))], axis, n)

@@ -15,6 +15,7 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
+    caller,
     check_distributed,
     check_integer,
     describe,
@@ -92,8 +93,13 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         for source, place in zip(step.sources, places, strict=True)
     ]
 
+    call = caller(np.subtract, step.call.dtypes)
+
     def differences(spacing: Any, *blocks: Buffer) -> Buffer:
         wide, *line = (get(block) for get, block in zip(fetches, blocks, strict=True))
+        return call(layout.mesh, "gradient", lambda: quotients(spacing, wide, *line))
+
+    def quotients(spacing: Any, wide: Buffer, *line: Buffer) -> Buffer:
         if not wide.size:
             return empty_block(layout, step.result)
         by = line[0] if line else spacing

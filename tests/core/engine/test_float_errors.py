@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from distarray.array._array import DistArray, distribute_array
+from distarray.array._fusing import fuse
 from distarray.comm import CommLog, init_device_mesh
-from distarray.errors import ArgumentError, DTypeError, FloatingError
+from distarray.core.engine._float_errors import DATES_RAISE
+from distarray.errors import ArgumentError, DTypeError, FloatingError, OutOfRangeError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.manipulation import _joining as joining
@@ -60,6 +62,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "asarray plain": lambda x, _: asarray(np.arange(6) * 1e6, "f2", mesh=x.mesh),
     "concat": lambda x, y: joining.concat([x * 1e6, y], dtype="f2"),
     "half of doubles": lambda x, _: (x * 1e6).sum(dtype="f2"),
+    "differences": lambda x, _: np.diff(np.where(x < 5, 1e308, -1e308)),
+    "gradient": lambda x, _: np.gradient(np.where(x < 5, 1e308, -1e308)),
     "half of doubles under a mask": lambda x, _: (x * 1e6).sum(dtype="f2", where=np.ones(6, bool)),
 }  # fmt: skip
 
@@ -82,6 +86,54 @@ def test_float_error_of_one_rank_raises_on_every_rank(name: str, mode: str) -> N
             agrees(x + 1, np.arange(6.0) + 1)
         agrees(x * 2, np.arange(6.0) * 2)
         return said
+
+    results = on_ranks(program)
+    assert all(said == results[0] for said in results)
+
+
+LONGEST = np.iinfo(np.int64).max
+OVERFLOWS: dict[str, Callable[[Any, Any], Any]] = {
+    "arrays": lambda x, _: x + x,
+    "number": lambda x, _: x * 2,
+    "factors": lambda x, _: np.multiply(np.arange(6), x),
+    "scalar": lambda x, _: x + np.timedelta64(1, "s"),
+    "plain": lambda x, _: x - np.full(6, -LONGEST, "m8[s]"),
+    "in place": lambda x, _: operator.iadd(x.copy(), x),
+    "in place by a number": lambda x, _: operator.imul(x.copy(), 2),
+    "out": lambda x, _: np.add(x, x, out=x.copy()),
+    "out of another unit": lambda x, _: np.add(x, x // 2, out=x.astype("m8[h]").astype("m8[ms]")),
+    "fused": lambda x, _: fuse(lambda a: a + a)(x),
+    "sum": lambda x, _: x.sum(),
+    "sum under a mask": lambda x, _: x.sum(where=np.ones(6, bool)),
+    "mean": lambda x, _: x.mean(),
+    "cumsum": lambda x, _: x.cumsum(),
+    "differences": lambda x, _: np.diff(np.where(x < LONGEST, -x, x) - np.timedelta64(2, "s")),
+    "gradient": lambda x, _: np.gradient(np.where(x < LONGEST, -x, x)),
+    "at": lambda x, _: np.add.at(x.copy(), [5], x[:1]),
+    "units": lambda x, days: days + np.ones(6, "m8[ns]"),
+    "equality of units": lambda _, days: days == days[0].astype("M8[ns]"),
+    "choice of units": lambda x, days: np.where(x > 0, days, np.zeros(6, "M8[ns]")),
+    "astype": lambda _, days: days.astype("M8[ns]"),
+    "assign": lambda _, days: days[:1].astype("M8[ns]").repeat(6).__setitem__(..., days),
+    "concat": lambda _, days: np.concatenate([days, days[:1].astype("M8[ns]")]),
+}
+
+
+@pytest.mark.skipif(not DATES_RAISE, reason="before NumPy 2.5 dates that overflow raise nothing")
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_date_that_overflows_on_one_rank_raises_on_every_rank(name: str) -> None:
+    spans = np.array([3, 1, 2, 1, 1, LONGEST], "m8[s]")
+    dates = np.array([*["2000-01-01"] * 5, "9999-01-01"], "M8[s]")
+    with pytest.raises(OverflowError):
+        OVERFLOWS[name](spans, dates)
+
+    def program() -> str:
+        mesh = init_device_mesh((4,))
+        x, days = (distribute_array(value, mesh, [Shard(0)]) for value in (spans, dates))
+        with pytest.raises(OutOfRangeError, match="a coarser unit") as caught:
+            OVERFLOWS[name](x, days)
+        agrees(x[:5] + x[:5], spans[:5] * 2)
+        return str(caught.value)
 
     results = on_ranks(program)
     assert all(said == results[0] for said in results)
