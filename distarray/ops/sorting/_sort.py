@@ -54,6 +54,9 @@ what it costs to cut another axis and back."""
 _ITEMS: Final = 1 << 14
 """So many items of whole lines, or one line, are put in order at once, with keys made of them."""
 
+_NEGATED: Final = "fcmM"
+"""Kinds of items that have a negative, and of which some have no place in the order."""
+
 _KINDS: Final = (None, "quicksort", "heapsort", "mergesort", "stable")
 
 Lines = tuple[Buffer, ...]
@@ -187,17 +190,35 @@ def _sort_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
 def _bind_sort(step: Step) -> Callable[[Buffer], Buffer]:
     _, _, descending, stable, fields = step.call.static
     dtype = step.result
+    negates = descending and dtype.kind in _NEGATED
+    options = {"descending": descending and not negates, "stable": stable}
+
+    def key(lines: Buffer) -> Buffer:
+        lines = _by_fields(lines, fields)
+        return _negative(lines) if negates else lines
+
+    def items(found: Buffer) -> Lines:
+        return (_from_fields(_negative(found, found) if negates else found, dtype),)
 
     def whole(lines: Buffer) -> Lines:
-        ordered = sort_block(_by_fields(lines, fields), descending=descending, stable=stable)
-        return (_from_fields(ordered, dtype),)
+        return items(sort_block(key(lines), **options))
 
     def across(comm: Any, parts: Sequence[Buffer], *where: Any) -> Lines:
-        lines = _by_fields(parts[0], fields)
-        found, _ = sort_across(comm, lines, *where, descending=descending, stable=stable)
-        return (_from_fields(found, dtype),)
+        found, _ = sort_across(comm, key(parts[0]), *where, **options)
+        return items(found)
 
     return _along_axis(step, whole, across)
+
+
+def _negative(lines: Buffer, out: Buffer | None = None) -> Buffer:
+    """Return items with the other order, but for NaN and NaT: these stay themselves, and last.
+
+    So they come last in descending order as well, as in NumPy, and equal items stay in order.
+    """
+    if lines.dtype.kind not in "mM":
+        return np.negative(lines, out=out)
+    ticks = None if out is None else out.view(np.int64)
+    return np.negative(lines.view(np.int64), out=ticks).view(lines.dtype)
 
 
 def _by_fields(lines: Buffer, fields: Sequence[str]) -> Buffer:
@@ -237,8 +258,12 @@ def _bind_order(step: Step) -> Callable[..., Buffer]:
     descending, _, fields = step.call.static[2:5]
     first = _first_item(step)
 
+    negates = descending and step.call.dtypes[0].kind in _NEGATED
+    descending = descending and not negates
+
     def key(parts: Sequence[Buffer]) -> Buffer:
-        return _by_fields(parts[0], fields) if len(parts) == 1 else _words(parts)
+        lines = _by_fields(parts[0], fields) if len(parts) == 1 else _words(parts)
+        return _negative(lines) if negates else lines
 
     def whole(*lines: Buffer) -> Lines:
         found: Buffer = _memory.empty(lines[0].shape, np.int64)
@@ -344,7 +369,7 @@ def sort(
     order : str or sequence of str, optional
         Fields of a structure that are compared first.
     descending : bool
-        Equal items stay in order, and NaN comes first.
+        Equal items stay in order, and NaN and NaT come last, too; in fields of structures first.
     stable : bool, optional
         False: as kind="quicksort".
 
@@ -402,7 +427,7 @@ def argsort(
     order : str or sequence of str, optional
         Fields of a structure that are compared first.
     descending : bool
-        Equal items stay in order, and NaN comes first.
+        Equal items stay in order, and NaN and NaT come last, too; in fields of structures first.
     stable : bool, optional
 
     Returns
