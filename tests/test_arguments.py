@@ -122,6 +122,7 @@ STRICT = {
     "keepdims": "true or false, or an integer",
     "copy": "as keepdims",
     "stable": "as keepdims",
+    "descending": "as keepdims",
     "kth": "integers",
     "keys": "of them one is distributed",
     "deg": "as keepdims",
