@@ -30,6 +30,7 @@ from distarray.comm._reductions import (
     divide,
     is_bfloat16,
     narrow_bfloat16,
+    unheard,
     widen_bfloat16,
 )
 from distarray.comm.cuda._boxes import launch_reductions
@@ -94,11 +95,10 @@ def reduce_into(dst: Buffer, sources: Sequence[Buffer], op: str, *, total: int =
     few = type(dst) is np.ndarray and dst.size <= _FEW and len(sources) > 1
     if few and dtype in _PLAIN and op != "avg":
         # A number or a few: what is decided below would take longer than the sum.
-        combine = COMBINE[op]
-        with np.errstate(all="ignore"):
-            combine(sources[0], sources[1], out=dst)
-            for source in sources[2:]:
-                combine(dst, source, out=dst)
+        combine, call = COMBINE[op], unheard.call
+        call(combine, sources[0], sources[1], out=dst)
+        for source in sources[2:]:
+            call(combine, dst, source, out=dst)
         return
     nbytes = dst.nbytes
     half = dtype.itemsize == 2 and dtype.kind in "fV"

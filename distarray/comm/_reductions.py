@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -39,10 +41,25 @@ UFUNCS: Final = {
 COMBINE: Final[dict[str, np.ufunc]] = {op: getattr(np, name) for op, name in UFUNCS.items()}
 
 
+class _Unheard(threading.local):
+    """Calls, one at a time in a thread, of which floating-point errors are not told.
+
+    `np.errstate` sets what a context has, which takes twice as long as to add up some hundred
+    numbers (2.4 us, as measured on Zen 3); to call in a context that has it takes a tenth.
+    """
+
+    def __init__(self) -> None:
+        context = Context()
+        context.run(np.seterr, all="ignore")
+        self.call = context.run
+
+
+unheard = _Unheard()
+
+
 def combine(target: np.ndarray, other: np.ndarray, op: str) -> None:
     """Set ``target`` to ``target op other``, by NumPy's rules (NaN propagates in min and max)."""
-    with np.errstate(all="ignore"):
-        COMBINE[op](target, other, out=target)
+    unheard.call(COMBINE[op], target, other, out=target)
 
 
 def reduce_in_order(sources: Sequence[np.ndarray], op: str, out: np.ndarray) -> None:

@@ -414,7 +414,17 @@ Take = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
 class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
-    __slots__ = ("_kept", "_lends", "_looked", "_messages", "_shape", "_small", "_takes", "_whole")
+    __slots__ = (
+        "_is_pooled",
+        "_kept",
+        "_lends",
+        "_looked",
+        "_messages",
+        "_shape",
+        "_small",
+        "_takes",
+        "_whole",
+    )
     _step: ExchangeStep
 
     def __init__(
@@ -440,6 +450,7 @@ class _Exchange(_Collective):
         self._small: SmallBlocks | None = None
         """How blocks travel that are small, once it is known that they are."""
         self._looked = False
+        self._is_pooled = prod(shape) * self._dtype.itemsize >= _memory.POOLED_BYTES
         sent = 0 if communicator is None else step.bytes_sent(rank)
         self._lends = _MOST_READ * sent >= self._held(rank) * step.dtype.itemsize
         """Whether others read most of the own block."""
@@ -470,6 +481,14 @@ class _Exchange(_Collective):
         )
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
+        if self._small is not None and isinstance(local, np.ndarray):
+            number, what = self._token, self
+            if purpose is not None:
+                number, what = _describe_call(number, self, purpose, "cpu")
+            told = self._small.exchange_one(local, number, what)
+            if told is not None:
+                return self.take(told)
+            self._small = None
         communicator = self._communicator
         device = _backend.device_of(local)
         if communicator is None:
@@ -483,14 +502,10 @@ class _Exchange(_Collective):
             reduced = communicator.all_reduce_small(local, op, number, what)
             if reduced is not None:
                 return reduced
-        if device == "cpu":
-            if not self._looked:
-                self._small, self._looked = self._find_small(communicator), True
+        if device == "cpu" and not self._looked:
+            self._small, self._looked = self._find_small(communicator), True
             if self._small is not None:
-                told = self._small.exchange([local], number, what)
-                if told is not None:
-                    return self.take(told[0])
-                self._small = None
+                return self._run(local, purpose)
         out = _memory.empty(self._shape, self._dtype, device, renews=False)
         kind = _backend.kind_of(device)
         takes, offered = self._takes, local
@@ -531,12 +546,18 @@ class _Exchange(_Collective):
 
     def take(self, blocks: Mapping[int, Buffer]) -> Buffer:
         """Return the new block, of blocks in host memory by rank of the communicator."""
-        out: np.ndarray = _memory.empty(self._shape, self._dtype)
-        if self._op is None and out.nbytes < _memory.POOLED_BYTES:
-            for (peer, *_), source, target in self._takes:
-                out[target] = blocks[peer][source]
-        else:
+        op = self._op
+        if self._is_pooled:
+            out: np.ndarray = _memory.empty(self._shape, self._dtype)
             self._take(blocks, out, self._takes)
+            return out
+        out = np.empty(self._shape, self._dtype)
+        if op is None:
+            for peers, source, target in self._takes:
+                out[target] = blocks[peers[0]][source]
+        else:
+            for peers, source, target in self._takes:
+                reduce_into(out[target], [blocks[peer][source] for peer in peers], op)
         return out
 
     @property

@@ -64,10 +64,7 @@ class SmallBlocks:
 
         None where that needs another way, on all ranks alike.
         """
-        if len(blocks) == 1:
-            payload = blocks[0].tobytes()
-        else:
-            payload = b"".join([one.tobytes() + bytes(-one.nbytes % _ALIGNED) for one in blocks])
+        payload = b"".join([one.tobytes() + bytes(-one.nbytes % _ALIGNED) for one in blocks])
         told = self._communicator.exchange_small(payload, token, what, self._most)
         if told is None:
             return None
@@ -79,6 +76,18 @@ class SmallBlocks:
                 views[peer] = np.ndarray(shape, dtype, told[peer], start)
             found.append(views)
         return found
+
+    def exchange_one(
+        self, block: np.ndarray, token: int, what: object
+    ) -> dict[int, np.ndarray] | None:
+        """Return the one item of what `exchange` returns of one block, in less time."""
+        told = self._communicator.exchange_small(block.tobytes(), token, what, self._most)
+        if told is None:
+            return None
+        views = {self._communicator.rank: block}
+        for peer, dtype, start, shape in self._places[0]:
+            views[peer] = np.ndarray(shape, dtype, told[peer], start)
+        return views
 
 
 def are_small(sources: Sequence[tuple[Layout, np.dtype[Any]]]) -> bool:

@@ -116,6 +116,20 @@ def assert_same(got: np.ndarray, expected: np.ndarray) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("count", [1, 5000])
+def test_floating_point_errors_are_not_told(count: int) -> None:
+    largest = np.full(count, np.finfo("f8").max)
+    nothing = np.full(count, np.nan)
+    out = np.empty(count)
+    with np.errstate(all="raise"):
+        reduce_into(out, [largest, largest], "sum")
+        assert np.isinf(out).all()
+        reduce_into(out, [out.copy(), -out, nothing], "sum")
+        assert np.isnan(out).all()
+        with pytest.raises(FloatingPointError):  # which still is the caller's
+            np.add(largest, largest)
+
+
 @pytest.mark.parametrize("streaming", [False, True], ids=["cached", "streaming"])
 @settings(max_examples=250)
 @given(data=st.data())
