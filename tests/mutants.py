@@ -625,6 +625,13 @@ MUTANTS = (
         ("comm/test_rows.py::test_error_of_one_rank_is_raised_on_all",),
     ),
     Mutant(
+        "rows of small blocks are pulled though a rank has failed",
+        "comm/_rows.py",
+        "if any(one[0] for one in told):",
+        "if False:",
+        ("comm/test_rows.py::test_error_of_one_rank_is_raised_on_all",),
+    ),
+    Mutant(
         "rows that their sender has put in order are taken by their numbers",
         "comm/_rows.py",
         "which = cuts[sender] if packs[i] or numbered is None else numbered",

@@ -71,16 +71,17 @@ class Blocks:
     offsets : ndarray
         int64: the number of each one's first row, and that of all rows.
     lengths : ndarray
-    count, size : int
-        Of blocks, and of rows.
+    count, size, longest : int
+        Of blocks, of rows, and of those of the longest block.
     """
 
-    __slots__ = ("_step", "count", "lengths", "offsets", "size")
+    __slots__ = ("_step", "count", "lengths", "longest", "offsets", "size")
 
     def __init__(self, offsets: Any) -> None:
         self.offsets: np.ndarray = np.asarray(offsets, np.int64)
         self.lengths = np.diff(self.offsets)
         self.count, self.size = len(self.lengths), int(self.offsets[-1])
+        self.longest = int(self.lengths.max())
         step = int(self.offsets[1])
         even = np.minimum(np.arange(self.count + 1) * step, self.size)
         self._step = step if np.array_equal(even, self.offsets) else 0

@@ -1,8 +1,9 @@
 """Ragged exchange of rows: every rank sends rows of its block to others, or takes rows of theirs.
 
 How many go where only their sender knows, or only who asks for them. Where all ranks read each
-other's blocks in place, every row is copied once, from its owner's block into the result. Else
-rows travel packed, and what is asked of a rank several times travels once.
+other's blocks in place, every row is copied once, from its owner's block into the result; of small
+blocks all of each travels, in one round. Else rows travel packed, and what is asked of a rank
+several times travels once.
 
 A call is one communication of the log, "rows", with the bytes of the rows taken from others;
 numbers of rows are not counted. A rank that finds its own arguments wrong passes the error instead
@@ -20,7 +21,7 @@ import numpy as np
 
 from distarray.comm import _backend, _log, _memory
 from distarray.comm._agreement import raise_failures
-from distarray.comm._communicator import Communicator
+from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._grouping import Blocks, Parcels, group_numbers, take_rows, take_rows_of_all
 from distarray.comm._states import gather_words
 from distarray.errors import OutOfMemoryError
@@ -32,6 +33,10 @@ would read as much, and from all over the block."""
 
 _FAILED: Final = -1
 """In place of a count: this rank has an error."""
+
+_HEAD: Final = 16
+"""Bytes before a small block in its message: whether its rank has an error. So many suit all data
+types."""
 
 _DENSE: Final = 8
 """Row numbers that span at most so many times their count are deduplicated by a table."""
@@ -122,7 +127,7 @@ def pull_rows(
     out : Buffer, optional
         Where they go, on the device of the block; by default to a new array.
     """
-    started = perf_counter()
+    started, logs = perf_counter(), _log.recording()
     if error is not None:
         if comm.size == 1:
             raise error
@@ -134,7 +139,9 @@ def pull_rows(
         return out
     in_place = comm.reaches_all() and comm.reaches_all(_kind([rows]))
     with _log.pause_logs():
-        if in_place:
+        if in_place and _pull_small(comm, rows, blocks, number, out, token, what, error):
+            count = _count_others(comm, blocks, number) if logs else 0
+        elif in_place:
             gather_words(comm, (), token, what, error)
             with comm.views(rows, token + 1, what) as views:
                 own = take_rows_of_all(views, blocks, number, out, comm.rank)
@@ -143,6 +150,40 @@ def pull_rows(
             count = _pull_messages(comm, rows, blocks, number, out, token, what, error)
     _log.record("rows", comm.name, count * _row_bytes(rows), perf_counter() - started)
     return out
+
+
+def _pull_small(
+    comm: Communicator,
+    rows: Buffer,
+    blocks: Blocks,
+    number: np.ndarray,
+    out: Buffer,
+    token: int,
+    what: object,
+    error: Exception | None,
+) -> bool:
+    """Take rows of blocks that travel whole, each in one message to all; False of others."""
+    if not _backend.is_numpy(rows):
+        return False
+    shape, dtype = rows.shape[1:], rows.dtype
+    most = _HEAD + blocks.longest * dtype.itemsize * prod(shape)
+    if most > SMALL_BYTES:
+        return False
+    head = bytes([error is not None]).ljust(_HEAD, b"\0")
+    told = comm.exchange_small(head + rows.tobytes(), token, what, most)
+    if told is None:
+        return False
+    if any(one[0] for one in told):
+        raise_failures(comm, error, what)
+    if out.size:
+        everything = b"".join([one[_HEAD:] for one in told])
+        np.take(np.ndarray((blocks.size, *shape), dtype, everything), number, 0, out, "clip")
+    return True
+
+
+def _count_others(comm: Communicator, blocks: Blocks, number: np.ndarray) -> int:
+    """Return how many rows are those of other ranks."""
+    return int(np.count_nonzero(blocks.divide(number)[0] != comm.rank))
 
 
 def ask_owners(

@@ -55,6 +55,7 @@ from distarray.ops.indexing._arrays import (
     has_index_arrays,
     set_by_arrays,
 )
+from distarray.ops.indexing._gather import select_along
 from distarray.ops.indexing._items import getitem, setitem
 from distarray.ops.indexing._keys import Advanced, AdvancedKey, Index, parse, wrap_index
 from distarray.ops.manipulation._joining import unstack
@@ -138,7 +139,7 @@ def take(
             result = empty_like(x, shape=(*before, *several.shape, *after))
         else:
             several = _in_range(several, x.shape[along], mode)
-            result = getitem(x, (*(slice(None),) * along, several))
+            result = select_along(x, along, several)
     if not index.ndim:
         result = squeeze(result, along)
     if out is not None and out.shape != result.shape:

@@ -28,6 +28,7 @@ from distarray.comm import (
 )
 from distarray.comm import _grouping as grouping
 from distarray.comm.kernels import _choice
+from distarray.comm.simulated._ranks import SimulatedCommunicator
 from distarray.errors import ArgumentError, CommunicationError, IndexingError, MismatchError
 from tests import either_way, on_device
 from tests.comm import rows_checks as checks
@@ -118,6 +119,26 @@ def test_rows_go_into_an_array_at_the_numbers_that_come_first(n, width, ranks_pe
             np.testing.assert_array_equal(out, expected)
 
     simulate(n, program, ranks_per_node=ranks_per_node)
+
+
+@pytest.mark.parametrize("width", [8, 512])
+def test_small_blocks_of_a_node_travel_whole_in_one_round(width, monkeypatch):
+    views: list[int] = []
+    usual = SimulatedCommunicator.views
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        views.append(self.rank)
+        return usual(self, *args, **options)
+
+    monkeypatch.setattr(SimulatedCommunicator, "views", counted)
+
+    def program():
+        mine = np.arange(3.0 * width).reshape(3, width) + 10_000 * world().rank
+        got = pull_rows(world(), mine, Blocks([0, 3, 6]), np.array([5, 0, 5]), CALL)
+        assert got[:, 1].tolist() == [10_001 + 2 * width, 1, 10_001 + 2 * width]
+
+    simulate(2, program)
+    assert sorted(views) == ([] if width == 8 else [0, 1])
 
 
 def test_between_nodes_a_row_travels_once():

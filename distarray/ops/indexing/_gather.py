@@ -56,6 +56,15 @@ def select_by_arrays(view: BaseArray, key: AdvancedKey, arrays: Sequence[Any]) -
     return run(_gather, (view, *indices), (axes, key.place, key.own_places))
 
 
+def select_along(x: BaseArray, axis: int, index: Any) -> Any:
+    """Return the items at some places along an axis: an array of integers, distributed or plain."""
+    if isinstance(index, BaseArray):
+        index = bring(x, index)
+    else:
+        index = _backend.asarray(index, _backend.device_of(x._local))
+    return run(_gather, (x, index), ((axis,), axis, (False,)))
+
+
 def index_operands(
     view: BaseArray, key: AdvancedKey, arrays: Sequence[Any]
 ) -> tuple[IndexedAxes, list[Any]]:

@@ -41,7 +41,15 @@ from distarray.ops.families._selection import (
 from distarray.ops.families._shape_function import relabel, shape_function
 from distarray.ops.indexing._arrays import get_by_arrays, has_index_arrays, set_by_arrays
 from distarray.ops.indexing._fields import field_names, select_fields
-from distarray.ops.indexing._keys import Advanced, AdvancedKey, Index, broadcast_indices, parse
+from distarray.ops.indexing._gather import select_along
+from distarray.ops.indexing._keys import (
+    Advanced,
+    AdvancedKey,
+    Index,
+    array_of,
+    broadcast_indices,
+    parse,
+)
 from distarray.ops.indexing._masks import assign_by_mask, is_mask_of, select_by_mask
 from distarray.ops.indexing._values import (
     block_of_value,
@@ -115,6 +123,9 @@ def getitem(x: Any, key: Any) -> Any:
         names = field_names(key)
         if names is not None:
             return select_fields(x, names)
+        array = None if type(key) is tuple else array_of(key)
+        if array is not None and array.dtype.kind != "b" and x.ndim:
+            return select_along(x, 0, array)
         return _get_advanced(x, parse(key, x.shape))
     found = select(_index, x, entries)
     result = found.take(x)
@@ -177,6 +188,12 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     """
     entries = _basic_entries(key)
     if entries is None:
+        if not isinstance(value, (BaseArray, PendingWrite)) and is_mask_of(key, x.shape):
+            check_writable("assignment", x)
+            array = read_value(x, value)
+            if not array.ndim:  # found without taking the key apart, as for reading
+                assign_by_mask(x, key, 0, array.reshape((1,) * (x.ndim - key.ndim + 1)))
+                return
         names = field_names(key)
         if names is None:
             _set_advanced(x, parse(key, x.shape), value)

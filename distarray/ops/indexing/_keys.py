@@ -104,7 +104,7 @@ def parse(key: Any, shape: Shape) -> Advanced:
     entries: list[tuple[Any, int | None]] = []  # as normalized, or the number of an array
     basic: list[Any] = []
     for entry in key if type(key) is tuple else (key,):
-        array = _array_of(entry)
+        array = array_of(entry)
         if array is None:
             basic.extend(normalize_key((entry,)))
             entries.append((basic[-1], None))
@@ -181,7 +181,7 @@ def broadcast_indices(shapes: Sequence[Shape]) -> Shape:
         ) from None
 
 
-def _array_of(entry: Any) -> Any:
+def array_of(entry: Any) -> Any:
     """Return an entry of a key as an array of integers or booleans; None: it is a basic one."""
     if entry is None or entry is Ellipsis or type(entry) is slice or type(entry) is int:
         return None
