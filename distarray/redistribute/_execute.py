@@ -482,7 +482,8 @@ class _Exchange(_Collective):
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         if self._small is not None and isinstance(local, np.ndarray):
-            number, what = self._token, self
+            number: int = self._token
+            what: object = self
             if purpose is not None:
                 number, what = _describe_call(number, self, purpose, "cpu")
             told = self._small.exchange_one(local, number, what)

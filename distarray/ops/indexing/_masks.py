@@ -179,8 +179,11 @@ def assign_by_mask(x: Any, mask: Any, axis: int, value: Any, repeats: bool = Fal
         mask = match_device(_ASSIGNMENT, mask, x._local)
     if width == 1:
         bits = _block_of_mask(x, mask, _mask_layout(layout, axis, count))
-        others = merged_layout(uncut_axes(layout, range(axis, axis + count)), axis, count)
-        block = block_of_value(x, value, _value_layout(others, value.shape))
+        if value.size == 1 and not isinstance(value, BaseArray) and not layout.has_partial:
+            block = on_device(value, x._local)
+        else:
+            others = merged_layout(uncut_axes(layout, range(axis, axis + count)), axis, count)
+            block = block_of_value(x, value, _value_layout(others, value.shape))
         if layout.mesh.coordinate is not None:
             _put(x, axis, bits, block)
         return
