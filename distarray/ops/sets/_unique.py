@@ -2,14 +2,15 @@
 
 Each process sorts its block and drops what is there twice. Multiselection then divides the rest
 into parts of about equal length, cut between different items, so that equal items meet on one
-process, which merges what it gets; each process sends an item once, and at most one of a kind.
+process, which merges what it gets; each process sends an item once, and at most one of a kind. Of a
+few items every process gets all, in one round, and keeps its part of the different ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,10 +27,12 @@ from distarray.core import (
     move,
     permit_bytes,
     register,
+    replicated_layout,
     run,
 )
 from distarray.errors import ArgumentError
-from distarray.layout import Replicate, Shard, normalize_axis
+from distarray.layout import Layout, Replicate, Shard, chunk, normalize_axis
+from distarray.layout import box as boxes
 from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import on_host
 from distarray.ops.manipulation._shape import moveaxis
@@ -38,6 +41,10 @@ from distarray.ops.sorting._exchange import GATHERED_BYTES, gather_lines
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_values
 from distarray.typing import Buffer
+
+_FEW_BYTES: Final = 16 * 1024
+"""Arrays of so many bytes every process gets: that takes one round, and to exchange what differs
+takes four. Any number of this size does."""
 
 
 class UniqueAllResult(NamedTuple):
@@ -84,6 +91,11 @@ def _spec(_: Op, call: Call) -> Layouts:
     return Layouts((layout,), output, counted=0)
 
 
+def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    KeyWords(call.dtypes[0])  # which refuses what has no order
+    return None, call.dtypes[0]
+
+
 def _bind(step: Step) -> Callable[..., Any]:
     return _Unique(step)
 
@@ -92,7 +104,7 @@ _unique = Op(
     "unique",
     np.unique,
     _spec,
-    dtypes=lambda _, call: (None, call.dtypes[0]),
+    dtypes=_dtypes,
     bind=_bind,
 )
 
@@ -109,6 +121,10 @@ class _Unique:
             self._comm = mesh.communicator(cutting)
         self._step, self._shape = step, layout.shape
         self._box = layout.local_box() or ()
+        self._whole: Layout | None = None
+        """Where every process gets all items, of a few."""
+        if self._comm is not None and layout.size * step.call.dtypes[0].itemsize <= _FEW_BYTES:
+            self._whole = replicated_layout(mesh, layout.shape)
         self._token = token("unique", layout.fingerprint, step.call.dtypes[0].str, step.call.static)
 
     def __call__(self, inverse: list[Buffer], block: Buffer) -> Any:
@@ -121,7 +137,9 @@ class _Unique:
             items = block.astype(dtype.newbyteorder("="), copy=False).reshape(-1)
             found = _distinct(items, wanted)
             own = found.inverse
-            if self._comm is not None:
+            if self._comm is not None and self._whole is not None:
+                found, own = self._parts(self._comm, found)
+            elif self._comm is not None:
                 rows = [found.values]
                 rows += [self._global_places(found.places)] if wanted.places else []
                 rows += [found.counts] if wanted.counts else []
@@ -132,14 +150,26 @@ class _Unique:
             parts = [found.values.astype(dtype, copy=False)]
             parts += [found.places] if wanted.places else []
             parts += [found.counts] if wanted.counts else []
-            parts += [own.reshape(block.shape)] if own is not None else []
+            parts += [own.reshape(shape)] if own is not None else []
             return tuple(parts)
 
+        shape = block.shape
+        if self._whole is not None:
+            block = move(self._step.op.name, block, self._step.sources[0], self._whole)
         parts = find(block)
         if wanted.inverse:
             inverse.append(parts[-1])
             parts = parts[:-1]
         return parts if len(parts) > 1 else parts[0]
+
+    def _parts(self, comm: Communicator, found: _Distinct) -> tuple[_Distinct, Any]:
+        """Return this process's part of the different items, and the numbers of its own ones."""
+        values, places, inverse, counts = found
+        part = slice(*chunk(len(values), (comm.size,)).bounds(comm.rank))
+        kept = [None if one is None else one[part] for one in (values, places, counts)]
+        if inverse is not None:
+            inverse = inverse.reshape(self._shape)[boxes.slices(self._box)]
+        return _Distinct(kept[0], kept[1], None, kept[2]), inverse
 
     def _global_places(self, places: Any) -> Buffer:
         """Return the places in the flattened array of items, given theirs in the block."""
@@ -363,9 +393,9 @@ def unique(
     -----
     Distribution: the different items of each block go to where they have their place, once, with 8
     bytes for each index and count; for `return_inverse` 8 bytes of each come back. Parts along an
-    axis that are cut are brought together first. Memory: the
-    block, sorted; with index or inverse 8 bytes an item, three times. Partial inputs are reduced
-    first. Blocks on a GPU are sorted by NumPy on the host.
+    axis that are cut are brought together first. Arrays of at most 16 KiB go to every process as
+    they are. Memory: the block, sorted; with index or inverse 8 bytes an item, three times. Partial
+    inputs are reduced first. Blocks on a GPU are sorted by NumPy on the host.
 
     Examples
     --------

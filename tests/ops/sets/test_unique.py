@@ -13,6 +13,7 @@ import distarray as da
 from distarray.comm import CommLog, simulate
 from distarray.errors import ArgumentError, AxisError, ImplicitCommunicationError, MeshError
 from distarray.layout import Shard
+from distarray.ops.sets import _unique
 from tests.array.strategies import KIND, RANKS, Case, agrees, cases, on_ranks, special_cases
 from tests.on_device import host
 
@@ -31,11 +32,12 @@ def same_but_for_nan(places: Any, expected: np.ndarray, values: Any, is_index: b
     assert places.dtype == expected.dtype
 
 
+@pytest.mark.parametrize("most", [_unique._FEW_BYTES, -1], ids=["few", "many"])
 @pytest.mark.parametrize("ranks_per_node", [None, 1, 2])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), flags=st.tuples(*[st.booleans()] * 4))
 def test_items_and_what_is_told_of_them_are_those_of_numpy(
-    ranks_per_node: int | None, data: st.DataObject, flags: tuple[bool, ...]
+    ranks_per_node: int | None, most: int, data: st.DataObject, flags: tuple[bool, ...]
 ) -> None:
     index, inverse, counts, equal_nan = flags
     case: Case = data.draw(
@@ -66,7 +68,9 @@ def test_items_and_what_is_told_of_them_are_those_of_numpy(
             assert places.layout is x.layout.without_partial()
         agrees(x, value)
 
-    simulate(RANKS, program, ranks_per_node=ranks_per_node)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_unique, "_FEW_BYTES", most)
+        simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
 @settings(max_examples=15, deadline=None)
@@ -150,6 +154,22 @@ def test_large_arrays_are_divided_evenly(ranks_per_node: int | None) -> None:
                 agrees(one, other)
 
         simulate(RANKS, program, ranks_per_node=ranks_per_node)
+
+
+def test_few_items_are_gathered_at_once_and_divided_as_by_default() -> None:
+    values = np.random.default_rng(3).integers(0, 9, (RANKS, 5))
+
+    def program() -> None:
+        x = da.asarray(values)
+        with CommLog() as log:
+            found = da.unique_all(x)
+        assert [record.collective for record in log.records] == ["all_gather"] * 2
+        assert log.bytes() == values.nbytes * (RANKS - 1) // RANKS + 8 * (RANKS - 1)
+        for one, other in zip(found, np.unique(values, True, True, True), strict=True):
+            agrees(one, other)
+        assert found.values.rebalance() is found.values
+
+    simulate(RANKS, program)
 
 
 def test_signs_of_zeros_are_those_of_the_first() -> None:
