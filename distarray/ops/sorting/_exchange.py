@@ -88,20 +88,20 @@ def sort_across(
     nbytes = total * count * (itemsize if first is None else itemsize + 8)
     if not nbytes or (lines.itemsize and nbytes <= GATHERED_BYTES):
         given = [lines, *payload]
-        if first is not None:
-            places = np.arange(first, first + lines.shape[1])
-            given.insert(1, np.broadcast_to(places, lines.shape))
-        if nbytes:
+        if not nbytes:
+            found, *carried = [np.zeros((count, own, *one.shape[2:]), one.dtype) for one in given]
+            order = np.zeros((count, own), np.int64)
+        else:
             whole = gather_lines(comm, given, nbytes, token, what)
             mine = slice(offsets[comm.rank], offsets[comm.rank + 1])
-            if len(whole) == 1:
+            if len(whole) == 1 and first is None:
                 ordered = sort_block(whole[0], descending=descending, stable=stable)
                 return np.ascontiguousarray(ordered[:, mine]), []
             order = argsort_block(whole[0], descending=descending)[:, mine]
-            order += np.arange(count)[:, None] * whole[0].shape[1]
-            found, *carried = [one.reshape(-1, *one.shape[2:])[order] for one in whole]
-        else:
-            found, *carried = [np.zeros((count, own, *one.shape[2:]), one.dtype) for one in given]
+            flat = order + np.arange(count)[:, None] * whole[0].shape[1]
+            found, *carried = [one.reshape(-1, *one.shape[2:])[flat] for one in whole]
+        if first is not None:  # the parts follow each other, so that these are the places
+            carried.insert(0, order)
         return found, carried
     if descending:
         lines, payload = lines[:, ::-1], [one[:, ::-1] for one in payload]
