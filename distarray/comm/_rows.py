@@ -137,11 +137,15 @@ def pull_rows(
     if comm.size == 1:
         take_rows(rows, number, out)
         return out
-    in_place = comm.reaches_all() and comm.reaches_all(_kind([rows]))
+    kind = _kind([rows])
+    in_place = comm.reaches_all() and (kind == "cpu" or comm.reaches_all(kind))
+    if in_place and _pull_small(comm, rows, blocks, number, out, token, what, error):
+        if logs:
+            nbytes = _count_others(comm, blocks, number) * _row_bytes(rows)
+            _log.record("rows", comm.name, nbytes, perf_counter() - started)
+        return out
     with _log.pause_logs():
-        if in_place and _pull_small(comm, rows, blocks, number, out, token, what, error):
-            count = _count_others(comm, blocks, number) if logs else 0
-        elif in_place:
+        if in_place:
             gather_words(comm, (), token, what, error)
             with comm.views(rows, token + 1, what) as views:
                 own = take_rows_of_all(views, blocks, number, out, comm.rank)
@@ -174,7 +178,8 @@ def _pull_small(
     if told is None:
         return False
     if any(one[0] for one in told):
-        raise_failures(comm, error, what)
+        with _log.pause_logs():
+            raise_failures(comm, error, what)
     if out.size:
         everything = b"".join([one[_HEAD:] for one in told])
         np.take(np.ndarray((blocks.size, *shape), dtype, everything), number, 0, out, "clip")

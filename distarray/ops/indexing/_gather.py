@@ -394,6 +394,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     shape = (*index.shape, *kept)
     s = len(index.shape)
     order = [*range(s, s + place), *range(s), *range(s + place, len(shape))]
+    turns = order != [*range(len(shape))]
     comm = index.communicator
 
     def gather(block: Buffer, *blocks: Buffer) -> Buffer:
@@ -404,7 +405,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             return np.take(block, number, axis=place, out=into, mode="clip")
         number = index.number(indices)
         del indices
-        rows = rows_of(block, axes)
+        rows = block if indexed == [0] else rows_of(block, axes)
         rows = rows.reshape(prod(rows.shape[: len(indexed)]), *kept)
         out = _memory.empty(shape, block.dtype, _backend.device_of(block))
         flat = out.reshape(prod(index.shape), *kept)
@@ -412,7 +413,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             take_rows(rows, number, flat)
         else:
             pull_rows(comm, rows, index.rows, number, index.token, step, out=flat, error=error)
-        return out.transpose(order)
+        return out.transpose(order) if turns else out
 
     return gather
 
