@@ -30,7 +30,7 @@ from distarray.typing import Box, Buffer, Shape
 _DEAR: Final = 90
 """So many times as long as for a plain copy NumPy takes, as measured on Zen 4: 70 ns a value for
 0.8."""
-_CALL_BYTES: Final = 4096
+_CALL_BYTES: Final = 12 * 1024
 """As long as for so many bytes NumPy takes for no value: 70 to 140 us."""
 BATCH: Final = 256
 """Words of each of a kernel's six scratch memories: 12 KiB, which the first-level cache holds."""
