@@ -47,7 +47,14 @@ from distarray.comm._log import (
     register_worker_test,
 )
 from distarray.comm._packing import copy_box, copy_boxes, lies_in_long_runs, pack
-from distarray.comm._reductions import BFLOAT16, is_bfloat16, narrow_bfloat16, widen_bfloat16
+from distarray.comm._reductions import (
+    BFLOAT16,
+    is_bfloat16,
+    narrow_bfloat16,
+    plain_ufunc,
+    unheard,
+    widen_bfloat16,
+)
 from distarray.comm._requests import Request
 from distarray.comm._rows import ask_owners, pull_rows, push_rows
 from distarray.comm._settings import setting
@@ -111,6 +118,7 @@ __all__ = [
     "narrow_bfloat16",
     "pack",
     "pause_logs",
+    "plain_ufunc",
     "pull_rows",
     "push_rows",
     "raise_alike",
@@ -127,6 +135,7 @@ __all__ = [
     "store_measured",
     "take_rows",
     "token",
+    "unheard",
     "use_mesh",
     "waiting",
     "widen_bfloat16",

@@ -38,11 +38,13 @@ from distarray.comm import (
     copy_boxes,
     fill,
     pause_logs,
+    plain_ufunc,
     record,
     recording,
     reduce_boxes,
     reduce_into,
     token,
+    unheard,
 )
 from distarray.errors import MismatchError
 from distarray.layout import REDUCTIONS, Layout, chunk, forget_recent, keep_recent, kept, recall
@@ -415,6 +417,7 @@ class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
     __slots__ = (
+        "_combine",
         "_is_pooled",
         "_kept",
         "_lends",
@@ -451,6 +454,10 @@ class _Exchange(_Collective):
         """How blocks travel that are small, once it is known that they are."""
         self._looked = False
         self._is_pooled = prod(shape) * self._dtype.itemsize >= _memory.POOLED_BYTES
+        self._combine: np.ufunc | None = None
+        """What reduces small blocks to a new array, where all of it comes of the same ranks."""
+        if self._op not in (None, "avg") and not self._is_pooled and self._takes_all(rank):
+            self._combine = plain_ufunc(self._op, self._dtype)
         sent = 0 if communicator is None else step.bytes_sent(rank)
         self._lends = _MOST_READ * sent >= self._held(rank) * step.dtype.itemsize
         """Whether others read most of the own block."""
@@ -472,13 +479,12 @@ class _Exchange(_Collective):
 
     def _takes_whole(self, rank: int) -> bool:
         size = 0 if self._communicator is None else self._communicator.size
+        return size > 1 and self._takes_all(rank) and len(self._takes[0][0]) == size
+
+    def _takes_all(self, rank: int) -> bool:
+        """Tell whether all of the new block comes of the same ranks, two at least."""
         takes = receives(self._step.src, self._step.dst, rank)
-        return (
-            size > 1
-            and len(takes) == 1
-            and len(takes[0].peers) == size
-            and takes[0].size == prod(self._shape)
-        )
+        return len(takes) == 1 and len(takes[0].peers) > 1 and takes[0].size == prod(self._shape)
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         if self._small is not None and isinstance(local, np.ndarray):
@@ -547,7 +553,13 @@ class _Exchange(_Collective):
 
     def take(self, blocks: Mapping[int, Buffer]) -> Buffer:
         """Return the new block, of blocks in host memory by rank of the communicator."""
-        op = self._op
+        op, combine = self._op, self._combine
+        if combine is not None:
+            peers, source, _ = self._takes[0]
+            total, *others = [blocks[peer][source] for peer in peers]
+            for other in others:
+                total = unheard.call(combine, total, other, order="C")
+            return np.asarray(total)
         if self._is_pooled:
             out: np.ndarray = _memory.empty(self._shape, self._dtype)
             self._take(blocks, out, self._takes)

@@ -93,6 +93,33 @@ def test_parts_that_are_reduced_move_alone() -> None:
     simulate(RANKS, program)
 
 
+@pytest.mark.parametrize("op", ["sum", "avg", "prod"])
+@pytest.mark.parametrize("dtype", ["f8", "f2", "c8", ">f4"])
+@pytest.mark.parametrize("shape", [(8, 3), (7, 3), (2, 3), (0, 3)])
+def test_small_parts_are_reduced_to_what_numpy_makes_of_them(
+    op: str, dtype: str, shape: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(len(op))
+    parts = [rng.integers(-4, 5, shape).astype(dtype) for _ in range(RANKS)]
+    whole = np.multiply.reduce(parts) if op == "prod" else np.add.reduce(parts)
+    whole = whole / (RANKS if op == "avg" else 1)
+
+    def program() -> None:
+        mesh = da.init_device_mesh((RANKS,))
+        src = Layout(mesh, [Partial(op)], shape)
+        dst = src.replace(placements=[Shard(0)])
+        mine = np.asfortranarray(parts[mesh.rank])
+        with np.errstate(all="raise"):
+            for _ in range(3):  # the first finds that it is small
+                block = redistribute_local(mine, src, dst)
+        assert block.dtype == dtype
+        assert block.flags.c_contiguous
+        (rows, _) = dst.local_box() or ((0, 0), (0, 0))
+        np.testing.assert_array_equal(block, whole[slice(*rows)])
+
+    simulate(RANKS, program)
+
+
 def test_a_small_block_is_not_the_message_that_brought_it() -> None:
     def program() -> None:
         mesh = da.init_device_mesh((RANKS,))
