@@ -132,10 +132,14 @@ def redistribute_together(
     mesh, and no block is Partial.
     """
     found: dict[int, Buffer] = {}
-    key = [part for b, move in zip(blocks, moves, strict=True) for part in (*move, b.dtype)]
+    key: list[Any] = []
+    for block, move in zip(blocks, moves, strict=True):
+        key += *move, block.dtype
     together = _together(*key) if len(blocks) > 1 else None
-    if together is not None and all(type(block) is np.ndarray for block in blocks):
+    if together is not None and {np.ndarray}.issuperset(map(type, blocks)):
         found = together(blocks)
+        if len(found) == len(blocks):
+            return [*found.values()]
     return [
         found[i] if i in found else bring(block, *move)
         for i, (block, move) in enumerate(zip(blocks, moves, strict=True))
@@ -641,7 +645,8 @@ class _Together:
         """Return the new blocks, by their places; none where that needs another way."""
         if self._small is None:
             return {}
-        started = perf_counter()
+        logs = recording()
+        started = perf_counter() if logs else 0.0
         own = [blocks[i] for i in self._moves]
         told = self._small.exchange(own, self._token, self)
         if told is None:
@@ -649,7 +654,7 @@ class _Together:
             return {}
         pairs = zip(self._moves.items(), told, strict=True)
         found = {i: step.take(blocks) for (i, step), blocks in pairs}
-        if recording():
+        if logs:
             communicator = self._communicator
             rank = communicator.ranks[communicator.rank]
             nbytes = sum([step.bytes_received(rank) for step in self._moves.values()])

@@ -103,7 +103,9 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
         if deferred is not None:
             return deferred
     if op.plain is None:
-        operands = [x if hasattr(x, "ndim") else np.asarray(x) for x in operands]
+        operands = [
+            x if isinstance(x, BaseArray) or hasattr(x, "ndim") else np.asarray(x) for x in operands
+        ]
     step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)
     if not step.still:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
 from distarray.core import (
     BaseArray,
     Call,
@@ -33,7 +33,7 @@ from distarray.core import (
     convert_on_all,
     copy_array,
     describe,
-    empty_block,
+    device_of,
     normalize_dtype,
     normalize_operands,
     plain_buffer,
@@ -76,9 +76,10 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     lengths = [source.local_shape()[axis] for source in step.sources]
     before = (slice(None),) * axis
     places = [(*before, slice(a, b)) for a, b in pairwise(accumulate(lengths, initial=0))]
+    shape, device = output.local_shape(), device_of(output)
 
     def side_by_side(*blocks: Buffer) -> Buffer:
-        out = empty_block(output, blocks[0].dtype)
+        out = _memory.empty(shape, blocks[0].dtype, device)
         for place, block in zip(places, blocks, strict=True):
             out[place] = block
         return out
@@ -147,7 +148,7 @@ def concat(
     if axis is None:
         given = [change_shape(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
-    given = [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
+    given = [x if isinstance(x, BaseArray) or hasattr(x, "ndim") else np.asarray(x) for x in given]
     dtypes = [x.dtype for x in given]
     if out is not None and dtype is not None:
         raise ArgumentTypeError("concat takes dtype= or out=, which has a dtype, not both")
@@ -166,7 +167,7 @@ def concat(
                 "casting='unsafe'"
             )
     along = normalize_axis(axis, given[0].ndim)
-    if all(own == dtype for own in dtypes):
+    if all(own is dtype or own == dtype for own in dtypes):
         return run_and_write(_concat, given, (along, None), out)
     shape = join_shapes([x.shape for x in given], along)  # which must fit before anything is sent
     if out is not None:
