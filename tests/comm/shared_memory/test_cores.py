@@ -1,4 +1,4 @@
-"""Ranks of a node that wait for each other on one core go apart, and stay free to be moved."""
+"""Ranks that wait leave the core of the late one, offer it to others, or sleep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from distarray.comm.shared_memory import _channel
 from distarray.comm.shared_memory._channel import Channel
-from distarray.comm.shared_memory._slots import CORE, SLOT, Slot
+from distarray.comm.shared_memory._slots import CORE, ROUND, SLOT, Slot
 
 
 class _Memory:
@@ -42,9 +42,10 @@ class _Machine:
             raise OSError(1, "not permitted")
 
 
-def _channel_of_two() -> tuple[Channel, Slot]:
+def _channel_of_two(is_crowded: bool = False) -> tuple[Channel, Slot]:
     memory: Any = _Memory()
-    channel = Channel((0, 1), 0, (0, 1), np.zeros(2 * SLOT, np.uint8), {1: (memory, 0)})
+    own = np.zeros(2 * SLOT, np.uint8)
+    channel = Channel((0, 1), 0, (0, 1), own, {1: (memory, 0)}, is_crowded)
     return channel, channel._others[0][0][1]
 
 
@@ -81,3 +82,43 @@ def test_a_rank_that_may_not_move_stays(monkeypatch) -> None:
     machine.asked.clear()
     assert not channel._is_apart(late.words)
     assert not machine.asked
+
+
+@pytest.mark.parametrize("is_crowded", [False, True])
+@pytest.mark.parametrize("seconds", [1e-6, 5e-6])
+def test_ranks_in_a_crowd_sleep_once_nobody_takes_their_core(
+    monkeypatch, is_crowded, seconds
+) -> None:
+    channel, late = _channel_of_two(is_crowded)
+    now, offers = [0.0], [0]
+
+    def offer() -> None:
+        offers[0] += 1
+        now[0] += seconds
+
+    def sleep(_: float) -> None:
+        late.words[ROUND] = 2  # the rank that had the core meanwhile
+
+    monkeypatch.setattr(os, "sched_yield", offer)
+    monkeypatch.setattr(_channel.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_channel.time, "sleep", sleep)
+    channel._wait(late.words, 2, "waiting")
+    refused = seconds < _channel._TAKEN
+    assert offers[0] == (_channel._REFUSED if is_crowded and refused else _channel._YIELDS)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "launched", "launcher", "crowded"),
+    [
+        ([{0, 1}, {0, 1}], 2, {0, 1}, False),
+        ([{0, 1}] * 3, 3, {0, 1}, True),
+        ([{0, 1}, {0, 1}], 4, {0, 1}, True),  # a communicator of some ranks of a node
+        ([{0}, {1}], 4, {0, 1, 2, 3}, False),  # bound to a core each
+        ([{0}, {0}], 2, {0, 1}, True),
+        ([{0, 1}, {2, 3}], 4, {0, 1}, False),
+    ],
+)
+def test_more_ranks_than_cores_are_a_crowd(monkeypatch, ranks, launched, launcher, crowded) -> None:
+    monkeypatch.setattr(_channel, "count_local_ranks", lambda: launched)
+    monkeypatch.setattr(_channel, "_cores", lambda _: frozenset(launcher))
+    assert _channel._is_crowded(list(map(frozenset, ranks))) is crowded
