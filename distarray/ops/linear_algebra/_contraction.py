@@ -417,7 +417,13 @@ def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
         return write_out(name, out, _sum_products(x1, x2, -1, conjugates=False))
     left = x1[None] if x1.ndim == 1 else x1
     right = x2[:, None] if x2.ndim == 1 else x2
-    found = multiply_matrices(lambda a, b: run(_matmul, (a, b)), left, right, dtype)
+    found = multiply_matrices(
+        lambda a, b: run(_matmul, (a, b)),
+        lambda a, b: _sum_products(a, b, -1, conjugates=False),
+        left,
+        right,
+        dtype,
+    )
     found = found[..., 0, :] if x1.ndim == 1 else found
     found = found[..., 0] if x2.ndim == 1 else found
     return write_out(name, out, found)

@@ -48,14 +48,123 @@ def of_all_layouts(function: Any, *operands: np.ndarray) -> np.ndarray:
     return found[0][1]
 
 
-def test_matrix_product_has_the_error_that_is_stated() -> None:
-    result = of_all_layouts(lambda a, b: da.matmul(a, b, reproducible=True), LEFT, RIGHT)
-    bound = 7 * 37 * 2.0 ** (-23 * 3) + 4 * 2.0**-53
+def check_error(result: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """Check every item against exact arithmetic: the error of an ordinary product at most."""
+    unit, least = np.finfo(result.dtype).eps, np.finfo(result.dtype).smallest_subnormal
     for i, j in np.ndindex(result.shape):
-        pairs = zip(LEFT[i].tolist(), RIGHT[:, j].tolist(), strict=True)
-        exact = sum(Fraction(a) * Fraction(b) for a, b in pairs)
-        scale = Fraction(np.abs(LEFT[i]).max()) * Fraction(np.abs(RIGHT[:, j]).max())
-        assert abs(Fraction(result[i, j]) - exact) <= Fraction(bound) * scale
+        pairs = [
+            Fraction(x) * Fraction(y) for x, y in zip(a[i].tolist(), b[:, j].tolist(), strict=True)
+        ]
+        magnitude = sum(map(abs, pairs))
+        bound = len(pairs) * (Fraction(float(unit)) * magnitude + Fraction(float(least)))
+        if math.isinf(result[i, j]):
+            assert abs(sum(pairs)) + bound > Fraction(float(np.finfo(result.dtype).max))
+        else:
+            assert abs(Fraction(float(result[i, j])) - sum(pairs)) <= bound
+            assert magnitude or result[i, j] == 0
+
+
+def pair_of(kind: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return matrices of which some items of the product are far below the largest ones."""
+    rng = np.random.default_rng(11)
+    a, b = rng.standard_normal((9, 37)), rng.standard_normal((37, 7))
+    far = 30 if dtype == "f4" else 300
+    if kind == "rows and columns scaled":
+        a, b = a * 10.0 ** rng.integers(-far, far, (9, 1)), b * 10.0 ** rng.integers(-9, 9, 7)
+    elif kind == "an item far above":
+        a[2, 5], b[8, 3] = 10.0 ** (far - 2), 10.0**9
+        b[5] = 0
+    elif kind == "the axis summed over is scaled":
+        scale = 10.0 ** rng.integers(-15, 15, 37)
+        a, b = a * scale, b / scale[:, None]
+    elif kind == "wide":
+        a *= 10.0 ** rng.integers(-far // 2, far // 2, a.shape)
+        b *= 10.0 ** rng.integers(-far // 2, far // 2, b.shape)
+    elif kind == "sparse":
+        a *= rng.random(a.shape) < 0.1
+        b *= (rng.random(b.shape) < 0.2) * 10.0 ** rng.integers(-12, 12, b.shape)
+        a[4], b[:, 2] = 0, 0
+    elif kind == "cancelling":
+        a[:, 18:36] = a[:, :18]
+        b[18:36] = -b[:18] * (1 + 2.0**-20)
+    elif kind == "subnormal":
+        a, b = rng.integers(-99, 99, a.shape) * 5e-324, b * 1e10
+        a[3, 3], b[3] = 1e-308, 0
+    elif kind == "huge":
+        a, b = a * (1e37 if dtype == "f4" else 1e307), np.sign(b) / 99
+        b[:, 4] *= 9999
+    elif kind == "one pair":
+        a, b = a[:, :1], b[:1]
+    return a.astype(dtype), b.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "plain", "rows and columns scaled", "an item far above", "the axis summed over is scaled",
+        "wide", "sparse", "cancelling", "subnormal", "huge", "one pair",
+    ],
+)  # fmt: skip
+def test_every_item_has_the_error_of_an_ordinary_product(kind: str, dtype: str) -> None:
+    a, b = pair_of(kind, dtype)
+
+    def multiply(x: Any, y: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return da.matmul(x, y, reproducible=True)
+
+    result = of_all_layouts(multiply, a, b)
+    assert result.dtype == a.dtype
+    check_error(result, a, b)
+
+
+def test_bits_do_not_depend_on_ranks_or_meshes() -> None:
+    a, b = (np.stack([x, x[::-1, ::-1]]) for x in pair_of("sparse", "f8"))
+    a = a + 1j * a[:, ::-1] * 1e-9
+    found: list[bytes] = []
+
+    def program(*shape: int) -> None:
+        mesh = da.init_device_mesh(shape)
+        every = (da.Shard(0), da.Shard(1), da.Shard(2), da.Replicate())
+        for at, places in enumerate(product(every, repeat=2 * len(shape))):
+            if at % (17 if len(shape) > 1 else 3):
+                continue
+            left, right = (
+                da.distribute_array(x, mesh, some, src=None)
+                for x, some in ((a, places[: len(shape)]), (b, places[len(shape) :]))
+            )
+            result = da.matmul(left, right, reproducible=True)
+            found.append(host(result.full_array()).tobytes())
+
+    for shape in ((1,), (2,), (4,), (8,), (2, 2), (2, 3)):
+        simulate(math.prod(shape), program, *shape)
+    assert len(set(found)) == 1
+
+
+def test_partial_operands_and_cut_sums_are_added_up_first() -> None:
+    def program() -> None:
+        mesh = da.default_mesh()
+        own = LEFT * (1, 1, 2)[mesh.coordinate[0]]
+        x = da.DistArray.from_local(own, mesh, [da.Partial()])
+        result = da.matmul(x, RIGHT, reproducible=True)
+        whole = host(da.matmul(da.asarray(LEFT * 4), RIGHT, reproducible=True).full_array())
+        np.testing.assert_array_equal(host(result.full_array()), whole)
+        long = np.random.default_rng(5).standard_normal((4, 3000)) + 1j
+        y = da.distribute_array(long, mesh, [da.Shard(1)], src=None)
+        with da.CommLog() as log:
+            result = da.matmul(y, y.conj().T, reproducible=True)
+        assert log.bytes() < long.nbytes / 3  # no process has all of it
+        everywhere = da.matmul(da.asarray(long), long.conj().T, reproducible=True)
+        assert result.full_array().tobytes() == everywhere.full_array().tobytes()
+
+    simulate(3, program)
+
+
+def test_an_item_far_below_its_row_and_column_is_not_lost() -> None:
+    a, b = np.array([[1e40, 1.0]]), np.array([[0.0], [1.0]])
+    assert of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b) == 1
+    a, b = np.array([[2.0**900, 2.0**-900, 3.0]]), np.array([[0.0], [2.0**900], [0.0]])
+    assert of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b) == 1
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "c8", "c16", "i4"])
