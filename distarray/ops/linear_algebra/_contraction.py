@@ -363,14 +363,18 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
     along the axis summed over (SUMMA). The same bytes are sent either way; beside the result a
     process needs memory for two panels, or for 16 MiB. `Partial` operands are reduced first.
 
-    With `reproducible` rows of `x1` and columns of `x2` are scaled by powers of two and cut into s
-    slices of b = (53 - ceil(log2 k)) // 2 bits, where k items are summed: 3 for float64 and k up to
-    2**15, 4 up to 2**25, 2 for float32, so that their products, s (s + 1) / 2 of them, are exact
-    (Ozaki, Ogita, Oishi, Rump 2012). That takes as many times the work and the bytes, and memory
-    for s float64 copies of each operand and 3 of the result. The error of an item is at most
-    (s + 4) k 2**(-b s) times the largest magnitudes of its row and its column, with b s of at least
-    55, and a few roundings of it. Complex matrices take four such products. Vectors alone are
-    multiplied as by `vecdot`.
+    With `reproducible` the error of each item is at most ``k * eps`` times that of `|x1| @ |x2|`,
+    as that of an ordinary product, where k items are summed and `eps` is that of the result's
+    dtype, and in the range of subnormal numbers k of the least. Of complex matrices that holds for
+    the four products of their parts. Rows of `x1` and columns of `x2` are scaled by powers of two
+    and cut into slices, integers whose products are exact (Ozaki, Ogita, Oishi, Rump 2012). A
+    product of their leading bits, in float32, tells how far slices must reach: for matrices without
+    much smaller rows, columns or items 4 or 5 products of slices in float64, 1 or 2 of float32,
+    more where items of the result are far below the largest ones of their rows and columns. Those
+    few items that are further below than is worth more products are summed up exactly, as by
+    `vecdot`, for which processes get their rows and columns, 32 MiB of each at a time. All that
+    takes as many times the work and the bytes as there are products, and memory for some 8 float64
+    copies of the operands and 5 of the result. Vectors alone are multiplied as by `vecdot`.
 
     Examples
     --------

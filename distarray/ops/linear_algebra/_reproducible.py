@@ -293,12 +293,9 @@ def multiply_matrices(product: Product, sum_rows: Product, x1: Any, x2: Any, dty
     x1, x2 = (reductions.without_partial("matmul", x) for x in (x1, x2))
     narrow = np.empty(0, dtype).real.dtype
 
-    def multiply(a: Any, b: Any) -> Any:
-        return reductions.without_partial("matmul", product(a, b))
-
     def times(a: Any, b: Any) -> Any:
         a, b = (x if x.dtype.kind == "f" else astype(x, np.float64) for x in (a, b))
-        return _multiply_real(multiply, sum_rows, a, b, narrow)
+        return _multiply_real(product, sum_rows, a, b, narrow)
 
     if dtype.kind == "f":
         return times(x1, x2)
