@@ -1642,8 +1642,22 @@ MUTANTS = (
     Mutant(
         "slices of matrices have a bit too much",
         "ops/linear_algebra/_reproducible.py",
-        "bits = (53 - (x1.shape[-1] - 1).bit_length()) // 2",
-        "bits = 27",
+        "total, finest = 53 - depth,",
+        "total, finest = 57 - depth,",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "items of products far below the largest ones are lost",
+        "ops/linear_algebra/_reproducible.py",
+        "    if some:\n",
+        "    if some < 0:\n",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "slices reach no further where items of a product are small",
+        "ops/linear_algebra/_reproducible.py",
+        "choose(seen * 4.0**-half)",
+        "choose(1.0)",
         ("ops/linear_algebra/test_reproducible.py",),
     ),
 )

@@ -10,7 +10,7 @@ finite. Where there are no digits the integers are rounded at once.
 
 A chunk is copied to scratch memory first, so that one loop serves items that lie in any way; of few
 sums several rows are one, whose lanes are merged at the end. Where the items of one sum lie side by
-side a loop over these finds its integers.
+side, or products of such are added up, another kernel takes one sum after the other.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ _ITEMS: Final = 4096
 """Of a chunk in scratch memory: 32 KiB."""
 _SOON: Final = 4
 """So many rows ahead are asked for, as each begins in another page."""
-_LONG: Final = 64
-"""Items that are added up where they lie side by side; of fewer several sums become lanes."""
+LONG: Final = 64
+"""Items side by side that are a line; of fewer several sums become lanes."""
+_LINE: Final = 2048
+"""Items of a line in scratch memory: with what they come from they fit a first-level cache."""
 
 # Where the scratch memory has what, in words of 8 bytes. Lines of arrays do not share cache sets.
 _STRIDE: Final = _WIDEST + 8
@@ -326,7 +328,7 @@ def _add_columns(
     # Of what lies side by side a chunk has as much as may be.
     width = _WIDEST if t1 <= s1 else min(_WIDEST, max(_NARROWEST, _ITEMS // n))
     inner = min(k1, width)
-    outer = 1 if s1 == k1 * t1 and n1 >= _LONG else min(k0, width // inner)
+    outer = 1 if s1 == k1 * t1 and n1 >= LONG else min(k0, width // inner)
     words = scratch if wanted else out
     told = np.int64(0)
     for g in range(0, k0, outer):
@@ -376,18 +378,41 @@ def _add_columns(
 
 
 @loop
-def _find_largest_of(x: Any, at: int, count: int) -> Any:
+def _fetch(x: Any, at: int, scratch: Any, count: int) -> Any:
+    """Bring items that lie side by side to scratch memory; return the largest magnitude's bits."""
     largest = np.int64(0)
-    for i in range(at, at + count):
-        largest = max(largest, bits_of(float(x[i])) & MAGNITUDE)
+    for i in range(count):
+        bits = bits_of(float(x[at + i]))
+        scratch[_CHUNK + i] = bits
+        largest = max(largest, bits & MAGNITUDE)
     return largest
 
 
 @loop
-def _add_high_of(x: Any, at: int, count: int, first: float) -> Any:
+def _fetch_products(x: Any, y: Any, at: int, scratch: Any, count: int) -> Any:
+    largest = np.int64(0)
+    for i in range(count):
+        bits = bits_of(np.float64(x[at + i]) * np.float64(y[at + i]))
+        scratch[_CHUNK + i] = bits
+        largest = max(largest, bits & MAGNITUDE)
+    return largest
+
+
+@loop
+def _fetch_apart(x: Any, at: int, step: int, scratch: Any, count: int) -> Any:
+    largest = np.int64(0)
+    for i in range(count):
+        bits = bits_of(float(x[at + i * step]))
+        scratch[_CHUNK + i] = bits
+        largest = max(largest, bits & MAGNITUDE)
+    return largest
+
+
+@loop
+def _add_high_of(scratch: Any, count: int, first: float) -> Any:
     high = left = np.int64(0)
-    for i in range(at, at + count):
-        item = float(x[i])
+    for i in range(count):
+        item = double_of(scratch[_CHUNK + i])
         above = item + first
         high += bits_of(above)
         left |= bits_of(item - (above - first))
@@ -395,10 +420,10 @@ def _add_high_of(x: Any, at: int, count: int, first: float) -> Any:
 
 
 @loop
-def _add_levels_of(x: Any, at: int, count: int, first: float, second: float) -> Any:
+def _add_levels_of(scratch: Any, count: int, first: float, second: float) -> Any:
     high = low = left = np.int64(0)
-    for i in range(at, at + count):
-        item = float(x[i])
+    for i in range(count):
+        item = double_of(scratch[_CHUNK + i])
         above = item + first
         high += bits_of(above)
         item -= above - first
@@ -410,12 +435,12 @@ def _add_levels_of(x: Any, at: int, count: int, first: float, second: float) -> 
 
 @loop
 def _add_lines(
-    x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n: int, is_narrow: int,
-    scratch: Any, out: Any, wanted: int,
+    x: Any, y: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n: int, s1: int,
+    multiplies: int, is_narrow: int, scratch: Any, out: Any, wanted: int,
 ) -> Any:  # fmt: skip
-    """Add up items that lie side by side."""
+    """Add up items of one sum after the other."""
     words = scratch if wanted else out
-    ahead = _AHEAD if n0 > 1 or n > _MOST else 0
+    ahead = _AHEAD if n0 > 1 or n > _LINE else 0
     told = np.int64(0)
     lane = 0  # of this sum; those below have all of theirs
     for to in range(k0 * k1):
@@ -427,10 +452,16 @@ def _add_lines(
         scratch[_HIGH + lane] = scratch[_LOW + lane] = 0
         total = 0
         for j in range(n0):
-            for first in range(0, n, _MOST):
-                count = min(_MOST, n - first)
-                item = at + j * s0 + first
-                largest = _find_largest_of(x, item, count) & FIELD
+            for first in range(0, n, _LINE):
+                count = min(_LINE, n - first)
+                item = at + j * s0 + first * s1
+                if multiplies:
+                    largest = _fetch_products(x, y, item, scratch, count)
+                elif s1 == 1:
+                    largest = _fetch(x, item, scratch, count)
+                else:
+                    largest = _fetch_apart(x, item, s1, scratch, count)
+                largest &= FIELD
                 total += count
                 is_huge = largest > _HUGE
                 if total > count and (largest > exponent or total > _MOST):
@@ -446,12 +477,12 @@ def _add_lines(
                         scratch[_EXPONENT + lane] = exponent
                     one, two = exponent + _FIRST, exponent + _SECOND
                     if is_narrow:
-                        high, left = _add_high_of(x, item, count, double_of(one))
+                        high, left = _add_high_of(scratch, count, double_of(one))
                         left &= MAGNITUDE
                         low = count * two
                     if left:
                         high, low, left = _add_levels_of(
-                            x, item, count, double_of(one), double_of(two)
+                            scratch, count, double_of(one), double_of(two)
                         )
                         left &= MAGNITUDE
                     scratch[_HIGH + lane] += high - count * one
@@ -460,7 +491,6 @@ def _add_lines(
                     if is_clear:
                         clear(words, base, 1)
                         is_clear = 0
-                    _copy_run(x, item, 1, scratch, _CHUNK, 1, count)
                     _add_rest(scratch, 0, 1, count, 0 if is_huge else exponent, words, base)
         if not is_clear:
             _add_lane(scratch, lane, words, base)
@@ -475,9 +505,13 @@ def _add_lines(
 
 # --- kernels -------------------------------------------------------------------------------------
 
+_ITEM: Final = {"f4": "CPointer(float32)", "f8": "CPointer(float64)"}
+_NEST: Final = ", ".join(["int64"] * 8)
+_RESULT: Final = "CPointer(int64), CPointer(int64), int64"
 
-def add_up(kind: str) -> Source:
-    """Return the kernel that adds up items of a kind, "f4" or "f8".
+
+def add_columns(kind: str) -> Source:
+    """Return the kernel that adds up items of a kind, "f4" or "f8", of several sums at a time.
 
     The arguments: the items; how many sums there are, in two axes, and the strides between their
     items, in items; how many items a sum has, and their strides, as well, the smaller stride last
@@ -491,16 +525,32 @@ def add_up(kind: str) -> Source:
         x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n1: int, s1: int,
         scratch: Any, out: Any, wanted: int,
     ) -> int:  # fmt: skip
-        if s1 == 1 and n1 >= _LONG and (k0 * k1 == 1 or t1 != 1):
-            told = _add_lines(x, k0, t0, k1, t1, n0, s0, n1, is_narrow, scratch, out, wanted)
-        else:
-            told = _add_columns(x, k0, t0, k1, t1, n0, s0, n1, s1, is_narrow, scratch, out, wanted)
+        told: int = _add_columns(x, k0, t0, k1, t1, n0, s0, n1, s1, is_narrow, scratch, out, wanted)
         return told
 
-    items = {"f4": "float32", "f8": "float64"}[kind]
-    numbers = ", ".join(["int64"] * 8)
-    words = "CPointer(int64)"
-    return Source(add, f"int64(CPointer({items}), {numbers}, {words}, {words}, int64)")
+    return Source(add, f"int64({_ITEM[kind]}, {_NEST}, {_RESULT})")
+
+
+def add_lines(kind: str) -> Source:
+    """Return the kernel that adds up items, or products of two, of one sum after the other.
+
+    It is a kernel of its own, as to compile one takes seconds. The arguments: the items, other ones
+    that lie as they do, whether to multiply them, in which case the smallest stride is 1, and what
+    `add_columns` takes.
+    """
+    is_narrow = 1 if kind == "f4" else 0
+
+    def add(
+        x: Any, y: Any, multiplies: int, k0: int, t0: int, k1: int, t1: int,
+        n0: int, s0: int, n1: int, s1: int, scratch: Any, out: Any, wanted: int,
+    ) -> int:  # fmt: skip
+        is_short = is_narrow if not multiplies else 0
+        told: int = _add_lines(
+            x, y, k0, t0, k1, t1, n0, s0, n1, s1, multiplies, is_short, scratch, out, wanted
+        )
+        return told
+
+    return Source(add, f"int64({_ITEM[kind]}, {_ITEM[kind]}, int64, {_NEST}, {_RESULT})")
 
 
 def round_words() -> Source:

@@ -30,12 +30,15 @@ class Items:
         `read(box, out)` gives the items of a box as float64, perhaps in `out`, which has its shape.
     block
         Where they lie, if they lie somewhere.
+    factors
+        Two blocks of real numbers of which they are the products.
     """
 
     shape: Shape
     strides: Sequence[int]
     read: Callable[[Box, Buffer], Buffer]
     block: Buffer | None = None
+    factors: tuple[Buffer, Buffer] | None = None
 
 
 def items_of(block: Buffer, mask: Any = True) -> Items:
@@ -99,7 +102,7 @@ def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> Items:
                 first = out
             return np.multiply(first, second.astype(np.float64, copy=False), out=out)
 
-        return Items(left.shape, left.strides, read)
+        return Items(left.shape, left.strides, read, factors=(left, right))
 
     spare = [np.empty(0)]  # kept, as fresh memory takes longer than what is computed in it
 

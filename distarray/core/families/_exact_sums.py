@@ -13,9 +13,10 @@ summation", ACM Trans. Math. Softw. 46, 2020) keep a few levels of the same kind
 and so depend on how many. As here nothing is dropped, the levels may lie where each tile needs
 them, and the result is the sum itself, rounded to nearest.
 
-A kernel does so with blocks of float32 and float64, wherever their items lie, and without a
-fixed-point number where a tile has all items of a sum (`comm/kernels/_exact_sum`). Other items,
-those under a mask and products, are made a tile at a time, and added up by either.
+Kernels do so with blocks of float32 and float64, wherever their items lie, and without a
+fixed-point number where a tile has all items of a sum (`comm/kernels/_exact_sum`): one with items
+that lie side by side, or products of such, another with items of several sums. Items under a mask
+and other products are made a tile at a time, and added up by either.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ _INVALID, _OVERFLOW = 1, 2
 """What it tells: a sum has infinities of both signs, or is too large for float64."""
 _SCRATCH: Final = 30760
 """Words of its scratch memory."""
+_LONG: Final = 64
+"""Items side by side that are a line, which another kernel adds up."""
 
 _kernel = functools.partial(kernel, "distarray.comm.kernels._exact_sum")
 _KINDS: Final = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
@@ -121,27 +124,55 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     if wanted and block is not None and prod(shape) == prod(items.shape):  # of one item each
         sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
         return sums.view(np.int64)
-    direct, kind = False, "f8"
-    if block is not None and is_plain(block):
-        direct, kind = True, _KINDS[block.dtype]
+    left, right = items.factors or (block, block)
+    nest, kind = None, "f8"
+    if left is not None and is_plain(left):
+        nest = _nest_of(left, axes)
+        if items.factors and not (nest.has_lines and _lies_alike(left, right)):
+            nest = None
+    lines = _lines_in_tiles(items, axes) if nest is None else nest.has_lines
+    multiplies = nest is not None and items.factors is not None
+    apart = 0
+    if nest is not None and left is not None:
+        kind, apart = _KINDS[left.dtype], address_of(right) - address_of(left)
     found: list[Buffer] = []
 
     def by_kernel(run: Callable[..., int]) -> None:
-        if direct:
-            nest = _nest_of(block, axes)
-            found.append(nest.arrange(nest.run(run, block, wanted)))
+        if lines:
+            run = functools.partial(_run_lines, run, apart, multiplies)
+        if nest is not None:
+            found.append(nest.arrange(nest.run(run, left, wanted)))
         else:
             found.append(_find_by_tiles(items, axes, wanted, run))
 
+    how = "made" if nest is None else "multiplied" if multiplies else "read"
     run_faster(
-        f"reduce exactly {kind}{'' if direct else ' made'}",
+        f"reduce exactly {kind} {how} {'in lines' if lines else 'in columns'}",
         8 * prod(items.shape),
-        _kernel("add_up", kind),
+        _kernel("add_lines" if lines else "add_columns", kind),
         by_kernel,
         lambda: found.append(_find_by_tiles(items, axes, wanted)),
         _DEAR,
     )
     return found[0]
+
+
+def _run_lines(run: Callable[..., int], apart: int, multiplies: bool, item: int, *rest: int) -> int:
+    return run(item, item + apart, multiplies, *rest)
+
+
+def _lies_alike(one: Buffer, other: Buffer) -> bool:
+    """Tell whether items at one place of both are equally far from the first ones."""
+    facts = [(x.dtype, x.shape, x.strides) for x in (one, other)]
+    return is_plain(other) and facts[0] == facts[1]
+
+
+def _lines_in_tiles(items: Items, axes: tuple[int, ...]) -> bool:
+    """Tell whether items of a sum lie side by side in tiles that are made of them."""
+    strides, step = [0] * len(items.shape), 1
+    for axis in sorted(range(len(strides)), key=lambda axis: (abs(items.strides[axis]), -axis)):
+        strides[axis], step = step, step * items.shape[axis]
+    return _nest(items.shape, tuple(strides), axes).has_lines
 
 
 def _add_on_device(block: Buffer, axes: tuple[int, ...]) -> Buffer:
@@ -177,6 +208,13 @@ class _Nest(NamedTuple):
     places: tuple[int, ...]
     turned: Box
     axes: tuple[int, ...]
+
+    @property
+    def has_lines(self) -> bool:
+        """Tell whether items of a sum lie side by side, and are so many that they make a line."""
+        (outer, _), (inner, apart) = self.kept[-2:]
+        count, step = self.reduced[-1]
+        return step == 1 and count >= _LONG and (outer * inner == 1 or apart != 1)
 
     def run(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from fractions import Fraction
@@ -100,11 +101,12 @@ def test_sum_is_the_exact_sum_rounded_once_on_any_layout(data: st.DataObject) ->
     on_ranks(program)
 
 
-def by_kernel(kind: str) -> Any:
-    """Return the kernel that adds up items of a kind."""
-    run = kernel("distarray.comm.kernels._exact_sum", "add_up", kind).load()
-    assert run is not None
-    return run
+def kernels() -> list[Any]:
+    """Return what adds up float64 items line by line, and several sums at a time."""
+    names = ("add_lines", "add_columns")
+    lines, columns = (kernel("distarray.comm.kernels._exact_sum", n, "f8").load() for n in names)
+    assert lines is not None
+    return [functools.partial(_exact_sums._run_lines, lines, 0, False), columns]
 
 
 @pytest.fixture(params=["numba", "numpy"])
@@ -129,7 +131,7 @@ def test_exact_sums_agree_with_fsum_whoever_adds_up_and_in_any_order(kind: str) 
             items = _exact_items.items_of(x)
             rows = _exact_items.items_of(x[:70_000].reshape(-1, 7))
             rest = _exact_items.items_of(x[70_000:])
-            for run in (None, by_kernel("f8")):
+            for run in (None, *kernels()):
                 found = _exact_sums._find_by_tiles(items, (0,), _exact_sums.WANT_WORDS, run)
                 columns, last = (
                     _exact_sums._find_by_tiles(one, axes, _exact_sums.WANT_WORDS, run)
@@ -202,9 +204,26 @@ def test_one_item_that_is_special_leaves_the_other_sums_alone() -> None:
             da.sum(line[4], reproducible=True)
 
 
+@pytest.mark.parametrize("kind", HARD)
+def test_products_of_lines_are_added_up_where_they_lie(kind: str, way: None) -> None:
+    x = hard_values(kind, (6, 5000), 3)
+    y = np.random.default_rng(1).standard_normal((6, 5000))
+    with np.errstate(over="ignore", under="ignore"):
+        for dtype in (np.float64, np.float32):
+            left, right = x.astype(dtype), y.astype(dtype)
+            products = left.astype(np.float64) * right
+            if not np.isfinite(products).all():
+                continue
+            for step in (1, -1):
+                given = [da.asarray(one[:, ::step]) for one in (left, right)]
+                same_bits(da.vecdot(*given, reproducible=True), sums(products, (1,), dtype))
+            given = [da.asarray(one[1]) for one in (left, right)]
+            same_bits(da.dot(*given, reproducible=True), sums(products[1], (0,), dtype))
+
+
 def test_the_kernel_and_those_who_call_it_agree_on_words_and_scratch_memory() -> None:
     source = importlib.import_module("distarray.comm.kernels._exact_sum")
-    assert source.SCRATCH == _exact_sums._SCRATCH
+    assert (source.SCRATCH, source.LONG) == (_exact_sums._SCRATCH, _exact_sums._LONG)
     source = importlib.import_module("distarray.comm.kernels._exact_digits")
     assert (source.WORDS, source.DIGIT, source.LEAST) == (
         _exact_sums.WORDS,
