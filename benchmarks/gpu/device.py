@@ -12,7 +12,7 @@ import numpy as np
 
 Work = Callable[[], Any]
 
-SAMPLE_SECONDS = 0.006
+SAMPLE_SECONDS = 0.004
 MOST_CALLS = 200
 
 
@@ -49,7 +49,7 @@ class Clock:
 
     def __init__(self, cupy: Any, rehearsal: bool) -> None:
         self._cuda = cupy.cuda
-        self._rounds = 2 if rehearsal else 7
+        self._rounds = 2 if rehearsal else 5
 
     def seconds(self, work: Work, *, calls: int = 0) -> float:
         """Return the median of warm rounds, a call.
