@@ -34,7 +34,7 @@ OUTER: Final = 8
 """Number of the axes beyond the rows; then size and stride of each, innermost first."""
 
 _u64 = np.uint64
-_ZERO, _ATTEMPT = _u64(0), _u64(1 << 16)
+_ZERO, _ATTEMPT, _LOW = _u64(0), _u64(1 << 16), _u64((1 << 32) - 1)
 _multiply, _root = libdevice.dmul_rn, libdevice.dsqrt_rn
 
 
@@ -84,12 +84,12 @@ _unit_double, _unit_single, _, _exponential, _, _normal_pair = _compile(
 
 @device
 def _words(table: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the words of key and counter."""
+    """Return the words of key and counter, of 32 bits, as the compiler is to know."""
     return (
-        _u64(table[WORDS]),
-        _u64(table[WORDS + 1]),
-        _u64(table[WORDS + 2]),
-        _u64(table[WORDS + 3]),
+        _u64(table[WORDS]) & _LOW,
+        _u64(table[WORDS + 1]) & _LOW,
+        _u64(table[WORDS + 2]) & _LOW,
+        _u64(table[WORDS + 3]) & _LOW,
     )
 
 
@@ -100,8 +100,10 @@ def _find_slot(table: Any, i: int) -> tuple[int, int, int]:
     Return the first element of its row in the block, the place in that row of the counter block's
     even element (-1 where the row begins with the odd one), and the number of the counter block.
     """
-    row = i // table[SLOTS_OF_ROW]
-    slot = i - row * table[SLOTS_OF_ROW]
+    row, slot = 0, i
+    if table[SLOTS] != table[SLOTS_OF_ROW]:  # a division of 64 bits takes long
+        row = i // table[SLOTS_OF_ROW]
+        slot = i - row * table[SLOTS_OF_ROW]
     index = table[CORNER]
     rest = row
     for axis in range(table[OUTER]):
