@@ -5,9 +5,12 @@ The compiler contracts ``a * b + c`` into one fused operation, with one rounding
 values come out as on the host. Numba's simulator has no libdevice: NumPy's functions stand for it.
 """
 
+# ruff: noqa: ARG001 - what makes code has the parameters that Numba gives it
+
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import operator
 import warnings
@@ -99,3 +102,66 @@ def single_of(bits: Any) -> Any:
 def bits_of_single(single: Any) -> Any:
     """Return the 32 bits of a float32."""
     return np.uint32(libdevice.float_as_int(np.float32(single)))
+
+
+# --- memory by its address -----------------------------------------------------------------------
+
+
+def _words_by_address() -> tuple[Any, Any, Any]:
+    """Return functions for kernels that load 8 bytes, store a word of any size, and store 16 bytes.
+
+    Numba stores one item of an array at a time; a vector of LLVM becomes one instruction.
+    """
+    from llvmlite import ir
+
+    types = cuda.types if hasattr(cuda.types, "uint64") else numba.types  # numba-cuda has its own
+    try:
+        intrinsic = importlib.import_module("numba.cuda.extending").intrinsic
+    except (ImportError, AttributeError):
+        intrinsic = importlib.import_module("numba.extending").intrinsic
+    word = ir.IntType(64)
+
+    def place(builder: Any, address: Any, kind: Any) -> Any:
+        return builder.inttoptr(address, kind.as_pointer(1))  # in global memory
+
+    def load_word(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.load(place(builder, arguments[0], word), align=8)
+
+        return types.uint64(types.uint64), generate
+
+    def store(typing: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to = place(builder, arguments[0], arguments[1].type)
+            builder.store(arguments[1], to, align=value.bitwidth // 8)
+            return context.get_dummy_value()
+
+        return types.void(types.uint64, value), generate
+
+    def store_two(typing: Any, address: Any, first: Any, second: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            both = ir.Constant(ir.VectorType(word, 2), ir.Undefined)
+            for i, value in enumerate(arguments[1:]):
+                both = builder.insert_element(both, value, ir.Constant(ir.IntType(32), i))
+            builder.store(both, place(builder, arguments[0], both.type), align=16)
+            return context.get_dummy_value()
+
+        return types.void(types.uint64, types.uint64, types.uint64), generate
+
+    return intrinsic(load_word), intrinsic(store), intrinsic(store_two)
+
+
+def _load_word(address: Any) -> Any:
+    return np.frombuffer(ctypes.string_at(int(address), 8), np.uint64)[0]
+
+
+def _store(address: Any, value: Any) -> None:
+    ctypes.memmove(int(address), value.tobytes(), value.nbytes)
+
+
+def _store_two(address: Any, first: Any, second: Any) -> None:
+    _store(address, first)
+    _store(address + np.uint64(8), second)
+
+
+load_word, store, store_two = (_load_word, _store, _store_two) if SIMULATED else _words_by_address()

@@ -45,11 +45,13 @@ def kernels() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         f"copy {word}": (_kernels.copy_boxes, (arrays[word], table, *counts))
         for word in ("u1", "u8")
     }
+    found["rows"] = _kernels.copy_rows, (table, *counts)
     for kind, op in REDUCTIONS:
         source = arrays["u2" if kind == "bf16" else kind]
         out = arrays["f8"] if op == "avg" and kind[0] in "iu" else source
         arguments = out, source, table, *counts, types.int64
-        found[f"{op} {kind}"] = _kernels.reducing(kind, op), arguments
+        found[f"{op} {kind}"] = _kernels.reducing(kind, op, False), arguments
+        found[f"{op} {kind}, flat"] = _kernels.reducing(kind, op, True), arguments
     for kind, dtype, out in (("normal", "float64", "f8"), ("uniform", "float32", "f4")):
         arguments = arrays[out], table, *[types.float64] * 3
         found[f"{kind} {dtype}"] = _random.kernel(kind, dtype), arguments

@@ -19,7 +19,7 @@ from distarray.comm import _block_reduction
 from distarray.comm._block_reduction import reduce_boxes, reduce_into
 from distarray.comm._packing import copy_box, copy_boxes, pack
 from distarray.comm._reductions import BFLOAT16, narrow_bfloat16
-from distarray.comm.cuda import _boxes, _launch
+from distarray.comm.cuda import _boxes, _kernels, _launch
 from distarray.comm.cuda._boxes import launch_copies, launch_reductions
 from tests.comm.strided_arrays import views
 
@@ -133,11 +133,38 @@ def test_words_are_as_wide_as_the_rows_of_all_boxes() -> None:
     assert all((dst == 1).all() for dst, _ in pairs)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])
+@pytest.mark.parametrize(
+    ("begin", "stop", "offset"), [(0, 32, 0), (3, 130, 1), (5, 64, 16), (1, 99, 7)]
+)
+def test_long_rows_begin_and_end_anywhere(
+    begin: int, stop: int, offset: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Any] = []
+    launch = _boxes.launch
+    monkeypatch.setattr(_boxes, "launch", lambda *a: rows.append(a[0]) or launch(*a))
+    src = np.random.default_rng(1).integers(0, 256, (2, 3, 131), np.uint8).astype(dtype)
+    whole = np.zeros((2, 4, 160), dtype)
+    part = np.s_[:, :3, offset : offset + stop - begin]
+    expected = whole.copy()
+    expected[part] = src[:, :, begin:stop]
+    assert launch_copies([(whole[part], src[:, :, begin:stop])] * 2)
+    np.testing.assert_array_equal(whole, expected)
+    assert rows == [_kernels.copy_rows]
+
+
 def test_box_that_comes_alone_and_is_not_transposed_is_left_to_cupy() -> None:
     src, dst = np.arange(20.0).reshape(4, 5), np.zeros((4, 3))
     assert not launch_copies([(dst, src[:, :3])])
     assert launch_copies([(dst, src[:, :3]), (src[:0], src[:0]), (np.zeros(2), np.ones(2))])
     np.testing.assert_array_equal(dst, src[:, :3])
+
+
+def test_box_of_long_rows_of_small_items_is_not_left_to_cupy() -> None:
+    src, dst = np.arange(160, dtype="f4").reshape(4, 40), np.zeros((4, 33), "f4")
+    assert launch_copies([(dst, src[:, 5:38])])
+    np.testing.assert_array_equal(dst, src[:, 5:38])
+    assert not launch_copies([(np.zeros((4, 40), "f4"), src)])
 
 
 def test_boxes_are_left_to_cupy_where_they_would_become_too_many(

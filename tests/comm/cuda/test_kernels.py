@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from distarray.comm.cuda import _boxes, _launch
+from distarray.comm.cuda import _boxes, _kernels, _launch
 from distarray.comm.cuda._boxes import make_table, parts, widest_word
 
 from .compiled_kernels import CANNOT
@@ -73,9 +73,15 @@ def test_kernels_need_no_functions_and_no_memory_of_their_own(ptx: dict[str, str
         assert not re.findall(r"\.extern|\bcall\b", code), name
 
 
-def test_indices_in_a_box_are_divided_in_32_bits(ptx: dict[str, str]) -> None:
-    assert "div.u32" in ptx["sum f4"]
-    assert not re.findall(r"\b(?:div|rem)\.[su]64", ptx["sum f4"])
+def test_no_item_is_found_by_a_division(ptx: dict[str, str]) -> None:
+    for name in ("sum f4", "rows"):
+        assert not re.findall(r"\b(?:div|rem)\.[su]\d+", ptx[name]), name
+    assert not re.findall(r"\b(?:div|rem)\.[su]64", ptx["copy u8"])
+
+
+def test_rows_are_stored_16_bytes_at_a_time(ptx: dict[str, str]) -> None:
+    assert "st.global.v2.u64" in ptx["rows"]
+    assert "ld.global.u64" in ptx["rows"]
 
 
 def test_copies_move_8_bytes_at_a_time_and_transpose_in_shared_memory(ptx: dict[str, str]) -> None:
@@ -112,6 +118,14 @@ def test_tables_tell_where_the_tiles_of_a_box_begin(monkeypatch: pytest.MonkeyPa
     assert make_table([])[1] == (0, 0)
     monkeypatch.setattr(_boxes, "_MOST_BOXES", 2)
     assert make_table([[1, 1]] * 3)[1] is None
+
+
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_divisors_divide(n: int, i: int) -> None:
+    factor, shift = _kernels.divisor(n)
+    assert factor < 2**32
+    for number in (i, i // n * n, max(0, i // n * n - 1), 2**31 - 1):
+        assert (2 * number * factor >> 32) >> shift == number // n
 
 
 def test_widest_word_divides_every_length() -> None:
