@@ -15,11 +15,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from numpy.lib import NumpyVersion
 
 import distarray as da
 from distarray.comm import _memory, world
 from distarray.comm.simulated._rendezvous import Group
 from distarray.testing import simulate
+
+COUNTS_LAPACK = NumpyVersion(np.__version__) >= "2.5.0"
+"""Whether NumPy tells `tracemalloc` of its copies for LAPACK, and of the work space there."""
 
 
 class Turns:

@@ -41,7 +41,18 @@ def test_what_is_measured_is_right_where_it_is_known():
     assert costs["matmul"] == "gathers"
 
 
-@pytest.mark.parametrize("name", ["add", "linalg.qr", "matmul", "sort", "sum", "take"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("add", "matmul", "sort", "sum", "take"),
+        pytest.param(
+            "linalg.qr",
+            marks=pytest.mark.skipif(
+                peak_memory.COUNTS_LAPACK, reason="the page leaves work space of LAPACK out"
+            ),
+        ),
+    ],
+)
 def test_scratch_memory_is_what_is_measured_now(name):
     assert function_pages.measure(name)["scratch"] == TOLD_NOW[name]["scratch"]
 
