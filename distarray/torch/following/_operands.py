@@ -17,32 +17,31 @@ _of_weights: Beside[bool] = Beside()
 
 
 class Operand(NamedTuple):
-    """A tensor that a function is called with, and what is known of it."""
+    """A tensor that a function is called with, and what is known of it.
+
+    ``is_cut`` where it is known to be this rank's shard.
+    """
 
     x: torch.Tensor
     placed: Placed | None
     lost: Lost | None
     derived: Derived | None = None
+    is_cut: bool = False
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
         """Return a tensor with what is known of it now."""
         known = known_of(x)
         if isinstance(known, Placed):
-            return cls(x, known, None)
+            return cls(x, known, None, None, is_sharded(known.layout))
         if isinstance(known, Derived):
             return cls(x, None, None, known)
         return cls(x, None, known)
 
     @property
-    def is_cut(self) -> bool:
-        """Whether it is known to be this rank's shard."""
-        return self.placed is not None and is_sharded(self.placed.layout)
-
-    @property
     def is_weight(self) -> bool:
         """Whether it is a cut parameter, or was computed item by item from such."""
-        if self.placed is None or self.placed.parts or not is_sharded(self.placed.layout):
+        if self.placed is None or self.placed.parts or not self.is_cut:
             return False
         return issubclass(type(self.x), torch.nn.Parameter) or bool(_of_weights.get(self.x))
 
