@@ -171,7 +171,7 @@ def _find_edges(
         if not isinstance(checked, int):
             return checked, None, checked
         number = checked
-        zero = np.zeros((), x.dtype)[()]
+        zero: Any = np.zeros((), x.dtype)[()]
         extent = (zero, zero) if limits is not None else _extent(name, x)
         with errors_of_numpy(name):
             outer = _bins.outer_edges(x.size, *extent, limits)
