@@ -292,7 +292,6 @@ def test_memory_that_is_still_read_is_not_handed_out_again():
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_autocast_and_compiled_modules():
     mesh = line()
     twin, x = perceptron().float(), values(12, 7).float()

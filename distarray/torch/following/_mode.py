@@ -204,7 +204,7 @@ def _concerns(call: Call) -> bool:
     follows from it.
     """
     alike = 0
-    for _, placed, lost, *_ in call.operands:
+    for _, placed, lost, _ in call.operands:
         if lost is not None or (placed is not None and not placed.layout.is_replicated):
             return True
         alike += placed is not None
@@ -362,7 +362,7 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
         return None
     squeezes = rule.name == "squeeze"
     for one in call.operands:
-        x, placed, lost, *_ = one
+        x, placed, lost, _ = one
         if one.is_cut and placed is not None:
             axes = rule.works(call, x)
             if not axes or (placed.parts and rule.name in _TAKING):

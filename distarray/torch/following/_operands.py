@@ -17,26 +17,27 @@ _of_weights: Beside[bool] = Beside()
 
 
 class Operand(NamedTuple):
-    """A tensor that a function is called with, and what is known of it.
-
-    ``is_cut`` where it is known to be this rank's shard.
-    """
+    """A tensor that a function is called with, and what is known of it."""
 
     x: torch.Tensor
     placed: Placed | None
     lost: Lost | None
     derived: Derived | None = None
-    is_cut: bool = False
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
         """Return a tensor with what is known of it now."""
         known = known_of(x)
         if isinstance(known, Placed):
-            return cls(x, known, None, None, is_sharded(known.layout))
+            return cls(x, known, None)
         if isinstance(known, Derived):
             return cls(x, None, None, known)
         return cls(x, None, known)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is known to be this rank's shard."""
+        return self.placed is not None and is_sharded(self.placed.layout)
 
     @property
     def is_weight(self) -> bool:
