@@ -111,10 +111,7 @@ class PendingTensor:
         origin = self._origin = current()
         purpose = _purpose(there, _needs_gradient(tensor), origin)
         self._handle = redistribute_async(
-            _source(tensor, there),
-            there.src,
-            there.src if there.is_still else there.dst,
-            purpose=purpose,
+            _source(tensor, there), there.src, there.dst, purpose=purpose
         )
         self._result: torch.Tensor | None = None
 
@@ -186,9 +183,9 @@ def redistribute(
     Returns
     -------
     torch.Tensor
-        Plain; `layout_of` knows its layout. Where nothing moves, as on a mesh of one rank, it is
-        ``tensor`` itself, or (if the gradient moves, or the layout is another one, or it was known
-        to be placed otherwise) shares its memory; otherwise its memory is its own.
+        Plain; `layout_of` knows its layout. Where nothing moves it is ``tensor`` itself, or (if the
+        gradient moves, or it was known to be placed otherwise) shares its memory; otherwise its
+        memory is its own.
 
     Raises
     ------
@@ -211,7 +208,7 @@ def redistribute(
     there, back = routes(
         tensor, mesh, src_placements, dst_placements, shape, grad_placements, async_op
     )
-    placed = own_placed(tensor) if there.src is there.dst else None
+    placed = own_placed(tensor) if there.is_still else None
     known = there.dst if placed is None else placed.layout
     if known.mesh is mesh and known.placements != there.dst.placements:
         tensor = tensor.view_as(tensor)  # such as a slice taken by hand
@@ -226,8 +223,6 @@ def move(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
     if torch.compiler.is_dynamo_compiling():
         return _move_apart(tensor, there, back)
     if there.is_still and (back.is_still or not _needs_gradient(tensor)):
-        if there.src is not there.dst:
-            tensor = tensor.view_as(tensor)  # what it was taken for holds for the other one
         if not is_placed(tensor):
             source = gradient_source(tensor)
             here = source is not None and source.layout.mesh is there.dst.mesh

@@ -42,8 +42,8 @@ class Route(NamedTuple):
 
     @property
     def is_still(self) -> bool:
-        """Whether values stay as they are: the layouts are the same, or those of one rank."""
-        return (self.src is self.dst or self.src.mesh.size == 1) and self.scale == 1
+        """Whether values stay as they are."""
+        return self.src is self.dst and self.scale == 1
 
 
 class _Ways(NamedTuple):

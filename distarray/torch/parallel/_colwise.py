@@ -108,9 +108,9 @@ def hook_columns(
     casts = isinstance(module, nn.Linear) and own_method(module, nn.Linear) is None
     ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh, given, casts=casts))
     hook_arguments(module, ways)
-    if isinstance(module, nn.Linear) and mesh.size > 1:
+    if isinstance(module, nn.Linear):
         multiply_in_reach(module, adds_output=False)
-    if type(given) is Shard and mesh.size > 1:
+    if type(given) is Shard:
         extend(module, arounds=keep_shards)
     if cut.fills and features.own == 0:
         _empty_shards.fill(style, module, cut.parameters, outputs=cut.features)

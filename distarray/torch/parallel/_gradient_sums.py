@@ -106,7 +106,7 @@ def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tens
     Column-parallel modules that use the result itself reduce their gradients together.
     """
     result = move(tensor, there, back)
-    if there.src.mesh.size == 1 or not result.requires_grad or not torch.is_grad_enabled():
+    if not result.requires_grad or not torch.is_grad_enabled():
         return result
     if result is tensor:
         result = move(tensor.view_as(tensor), there, back)

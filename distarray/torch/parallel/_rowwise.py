@@ -92,8 +92,7 @@ def cut_rows(style: RowwiseParallel, module: nn.Module, mesh: DeviceMesh, cut: C
         style.distribute(module, "bias", mesh, [_R])
         if type(style.output_layouts) is Shard:
             state_of(module).summed["bias"] = mesh
-        if mesh.size > 1:
-            style.substitute(module, lambda _: {"bias": None})
+        style.substitute(module, lambda _: {"bias": None})
     return features
 
 
@@ -110,8 +109,7 @@ def hook_rows(
     ways = dict.fromkeys(cut.inputs, lambda _, x: gather_input(x, mesh))
     ways[cut.inputs[0]] = lambda _, x: features.take(x, given, cut.features)
     hook_arguments(module, ways)
-    bias_of = bias_of if mesh.size > 1 else (lambda _: None)  # of one rank, forward adds it
-    if isinstance(module, nn.Linear) and mesh.size > 1:
+    if isinstance(module, nn.Linear):
         multiply_in_reach(module, adds_output=True)
     if cut.fills and features.own == 0:
         _empty_shards.fill(style, module, cut.parameters, inputs=cut.features, name=cut.inputs[0])
