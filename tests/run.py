@@ -35,7 +35,7 @@ from tests import on_device, processes
 ROOT = Path(__file__).resolve().parent.parent
 SUITE_SECONDS = 1800.0
 """Two cores of an EPYC of Zen 1, the slowest tried, take 1365 s."""
-RUN_SECONDS = {0: 1200.0, 1: 480.0, 2: 240.0, 3: 240.0, 4: 300.0, 8: 240.0}
+RUN_SECONDS = {0: 1600.0, 1: 480.0, 2: 240.0, 3: 240.0, 4: 300.0, 8: 240.0}
 TEST_SECONDS = 120
 AT_A_TIME = 4
 """Runs beside each other: on two cores the longest should not share theirs with all others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -105,10 +105,6 @@ class Beside(Generic[T]):
         """Return what stands beside a tensor, None if nothing does."""
         reference = self._references.get(id(tensor))
         return None if reference is None or reference() is not tensor else self._found[id(tensor)]
-
-    def has_any(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Tell whether something stands beside any of these tensors."""
-        return not self._references.keys().isdisjoint(map(id, tensors))
 
     def set(self, tensor: torch.Tensor, value: T) -> None:
         """Put something beside a tensor, in the place of what was there."""
@@ -282,11 +278,6 @@ def is_placed(tensor: torch.Tensor) -> bool:
 def is_known(tensor: torch.Tensor) -> bool:
     """Tell whether anything is known of a tensor."""
     return _beside.get(tensor) is not None
-
-
-def are_known(tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether anything is known of any of these tensors."""
-    return _beside.has_any(tensors)
 
 
 def all_placed() -> list[tuple[torch.Tensor, Placed]]:

@@ -34,9 +34,8 @@ RESIZING = ("expand", "expand_as", "broadcast_to", "repeat", "tile")
 
 def sum_gradients(call: Call) -> Call:
     """Return a call in which the gradients of what all ranks have are added up, beside shards."""
-    for one in call.operands:
-        call.varying |= _varying(one)
-    if not call.varying or len(call.operands) == 1 or not torch.is_grad_enabled():
+    call.varying = {line: op for one in call.operands for line, op in _varying(one).items()}
+    if not call.varying or not torch.is_grad_enabled():
         return call
     moved, written = {}, call.written
     for one in call.operands:
@@ -64,9 +63,8 @@ def sum_gradients(call: Call) -> Call:
 
 def derive(call: Call, result: Any) -> None:
     """Remember what results come of that all ranks have, where more is not known of them."""
-    for one in call.operands:
-        if one.is_cut or one.lost:
-            return
+    if any(one.is_cut or one.lost for one in call.operands):
+        return
     found = [one for one in map(_derived, call.operands, repeat(call)) if one is not None]
     if not found:
         return

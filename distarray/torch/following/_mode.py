@@ -23,7 +23,7 @@ from distarray.torch._compat import is_in_function_forward, skip_frame
 from distarray.torch._layouts import (
     Lost,
     Placed,
-    are_known,
+    is_known,
     is_placed,
     is_sharded,
     lost_of,
@@ -40,7 +40,7 @@ from distarray.torch.following._operands import (
     take_for_weight,
     tensors_in,
 )
-from distarray.torch.following._random import RANDOM, draw, draws
+from distarray.torch.following._random import draw, draws
 from distarray.torch.following._rules import (
     Call,
     Case,
@@ -155,17 +155,13 @@ class Following(Pausing):
         rule = rule_of(func)
         if rule.tells_nothing:
             return func(*args, **kwargs)
-        drawing = rule.name in RANDOM and draws(rule.name, args, kwargs)
-        if drawing or are_known(tensors_in(args, kwargs)):
+        drawing = draws(rule.name, args, kwargs)
+        if drawing or any(map(is_known, tensors_in(args, kwargs))):
             return self._followed(Call(func, rule, args, kwargs), drawing)
         return func(*args, **kwargs)
 
     @disable_compile
     def _followed(self, call: Call, drawing: bool) -> Any:
-        if not call.is_among_ranks and not call.rule.moves_axes_in_place:
-            result = draw(call) if drawing else call.function(*call.args, **call.kwargs)
-            _place(call, result, None)
-            return result
         if not drawing and not _concerns(call):
             call = sum_gradients(call)
             result = call.function(*call.args, **call.kwargs)

@@ -42,7 +42,7 @@ class Operand(NamedTuple):
     @property
     def is_weight(self) -> bool:
         """Whether it is a cut parameter, or was computed item by item from such."""
-        if self.placed is None or self.placed.parts or not self.is_cut:
+        if self.placed is None or self.placed.parts or not is_sharded(self.placed.layout):
             return False
         return issubclass(type(self.x), torch.nn.Parameter) or bool(_of_weights.get(self.x))
 

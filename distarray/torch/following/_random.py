@@ -38,12 +38,12 @@ _OTHERS = (
     *("gumbel_softmax", "scaled_dot_product_attention", "multi_head_attention_forward"),
     *("native_dropout", "feature_dropout", "fractional_max_pool2d", "fractional_max_pool3d"),
 )
-RANDOM = frozenset((*_DROPOUTS, *_FILLING, *_BY_SIZE, *_OTHERS))
+_RANDOM = frozenset((*_DROPOUTS, *_FILLING, *_BY_SIZE, *_OTHERS))
 
 
 def draws(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call of one of `RANDOM` draws numbers from torch's default generator."""
-    if kwargs.get("generator") is not None:
+    """Tell whether a function of this bare name draws numbers from torch's default generator."""
+    if name not in _RANDOM or kwargs.get("generator") is not None:
         return False
     if name in _DROPOUTS:
         _, p, training, _ = _told_to_drop(name, args, kwargs)

@@ -101,10 +101,8 @@ class Call:
         self.rule = rule
         self.args = args
         self.kwargs = kwargs
-        self.named = read = kwargs
-        if kwargs:
-            self.named = {_SPELLINGS.get(key, key): value for key, value in kwargs.items()}
-            read = {key: value for key, value in kwargs.items() if key != "out"}
+        self.named = {_SPELLINGS.get(key, key): value for key, value in kwargs.items()}
+        read = {key: value for key, value in kwargs.items() if key != "out"} if kwargs else kwargs
         if rule.name in _TEMPLATES:
             args, read = args[:1], {}
         self.tensors = tensors_in(args, read)
@@ -176,15 +174,6 @@ class Call:
         """The tensor that is written into, where the function is called for that."""
         in_place = self.name.endswith("_") and not self.name.endswith("__")
         return self.first if in_place or self.name in _WRITING else None
-
-    @property
-    def is_among_ranks(self) -> bool:
-        """Whether some operand is on a mesh of several ranks, or comes of one that is."""
-        for one in self.operands:
-            known = one.placed or one.lost or (one.derived and one.derived.source)
-            if known is not None and known.layout.mesh.size > 1:
-                return True
-        return False
 
     @property
     def is_of_weights(self) -> bool:

@@ -74,6 +74,7 @@ class Features:
         """Return the layout of an activation of a full shape whose features are along ``axis``."""
         return _layout(self.mesh, Shard(axis), tuple(shape), self.boundaries)
 
+    @disable_compile
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
         """Return this rank's shard of the features of an input, which arrives as ``given``.
 
@@ -110,6 +111,7 @@ class Features:
             x = _shards.order_by_ranks(x, self.parts, self.units, self.mesh.size, axis)
         return move(x, *routes_between(src, self.layout(src.shape, axis)))
 
+    @disable_compile
     def leave(self, y: torch.Tensor, target: Placement | None, axis: int) -> torch.Tensor:
         """Return an output, of which this rank computed its features, as ``target`` has it."""
         axis %= y.ndim
@@ -215,23 +217,23 @@ def _gather(
     gradients: Any,
     casts: bool = False,
 ) -> torch.Tensor:
-    check_travels(x)
     if given is _R:
         check_arrival(x, mesh, _WHOLE, moves=False, name=name)
         prepared = use_apart(x, mesh) if gradients else None
         if prepared is not None:
             return prepared
         if not x.requires_grad and own_placed(x) is None:
+            check_travels(x)
             x = x.view_as(x)  # what is declared of it holds for this use alone
-        whole = _layout(mesh, _R, tuple(x.shape))
-        return move(x, *routes_between(whole, whole, gradients))
-    placed = check_arrival(x, mesh, (_resolved(given, x.ndim),), name=name)
-    if placed is None:
-        ways = routes(x, mesh, [given], [_R], grad_placements=gradients)
     else:
-        whole = _layout(mesh, _R, placed.layout.shape)
-        ways = routes_between(placed.layout, whole, gradients, x.requires_grad)
-    return _move_whole(x, *ways, casts)
+        check_travels(x)
+        placed = check_arrival(x, mesh, (_resolved(given, x.ndim),), name=name)
+        if placed is not None:
+            src = placed.layout
+            dst = _layout(mesh, _R, src.shape)
+            ways = routes_between(src, dst, gradients, x.requires_grad)
+            return _move_whole(x, *ways, casts)
+    return _move_whole(x, *routes(x, mesh, [given], [_R], grad_placements=gradients), casts)
 
 
 def _move_whole(x: torch.Tensor, there: Route, back: Route, casts: bool) -> torch.Tensor:
