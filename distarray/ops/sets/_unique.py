@@ -40,6 +40,7 @@ from distarray.ops.sorting._block_sort import argsort_block, merge_order, sort_b
 from distarray.ops.sorting._exchange import GATHERED_BYTES, gather_lines
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_values
+from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
 
 _FEW_BYTES: Final = 16 * 1024
@@ -155,7 +156,7 @@ class _Unique:
 
         shape = block.shape
         if self._whole is not None:
-            block = move(self._step.op.name, block, self._step.sources[0], self._whole)
+            block = redistribute_local(block, self._step.sources[0], self._whole)
         parts = find(block)
         if wanted.inverse:
             inverse.append(parts[-1])
