@@ -43,7 +43,7 @@ from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
 
-_FEW_BYTES: Final = 16 * 1024
+_FEW_BYTES: Final = 1024
 """Arrays of so many bytes every process gets: that takes one round, and to exchange what differs
 takes four. Any number of this size does."""
 
@@ -156,6 +156,7 @@ class _Unique:
 
         shape = block.shape
         if self._whole is not None:
+            permit_bytes(self._step.op.name, self._whole.size * block.itemsize)
             block = redistribute_local(block, self._step.sources[0], self._whole)
         parts = find(block)
         if wanted.inverse:
@@ -394,7 +395,7 @@ def unique(
     -----
     Distribution: the different items of each block go to where they have their place, once, with 8
     bytes for each index and count; for `return_inverse` 8 bytes of each come back. Parts along an
-    axis that are cut are brought together first. Arrays of at most 16 KiB go to every process as
+    axis that are cut are brought together first. Arrays of at most 1 KiB go to every process as
     they are. Memory: the block, sorted; with index or inverse 8 bytes an item, three times. Partial
     inputs are reduced first. Blocks on a GPU are sorted by NumPy on the host.
 
