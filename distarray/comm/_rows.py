@@ -5,8 +5,8 @@ other's blocks in place, every row is copied once, from its owner's block into t
 blocks all of each travels, in one round. Else rows travel packed, and what is asked of a rank
 several times travels once.
 
-A call is one communication of the log, "rows", with the bytes of the rows taken from others;
-numbers of rows are not counted. A rank that finds its own arguments wrong passes the error instead
+A call is one communication of the log, "rows", with the bytes of the rows taken from others, also
+where more travels, of small blocks; numbers of rows are not counted. A rank that finds its own arguments wrong passes the error instead
 of raising it: then all ranks raise it, before a row moves.
 """
 
