@@ -6,8 +6,9 @@ blocks all of each travels, in one round. Else rows travel packed, and what is a
 several times travels once.
 
 A call is one communication of the log, "rows", with the bytes of the rows taken from others, also
-where more travels, of small blocks; numbers of rows are not counted. A rank that finds its own arguments wrong passes the error instead
-of raising it: then all ranks raise it, before a row moves.
+where more travels, of small blocks; numbers of rows are not counted. A rank that finds its own
+arguments wrong passes the error instead of raising it: then all ranks raise it, before a row moves
+(of small blocks, with them).
 """
 
 from __future__ import annotations
