@@ -187,9 +187,12 @@ def test_launcher_brings_its_library(tmp_path: Path) -> None:
     assert check.launcher(str(mpiexec)) == str(mpiexec)
     assert check.with_library({}, str(mpiexec)) == {}
     (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libmpi.so.12").touch()
+    library = tmp_path / "lib" / "libmpi.so.12"
+    library.touch()
     found = check.with_library({"LD_LIBRARY_PATH": "/x"}, str(mpiexec))
-    assert found == {"LD_LIBRARY_PATH": f"{tmp_path / 'lib'}:/x"}
+    assert found == {"LD_LIBRARY_PATH": f"{library.parent}:/x", "MPI4PY_LIBMPI": str(library)}
+    named = check.with_library({"MPI4PY_LIBMPI": "mine"}, str(mpiexec))
+    assert named["MPI4PY_LIBMPI"] == "mine"
 
 
 def test_case_that_fails_is_told_and_the_next_one_runs(

@@ -210,7 +210,7 @@ def _head(x: Buffer, largest: Buffer, bits: int, dtype: Any) -> Buffer:
     return out
 
 
-def _cut(x: Buffer, largest: Buffer, chains: tuple[tuple[int, ...], ...]) -> tuple[Buffer, ...]:
+def _cut(x: Buffer, largest: Buffer, chains: tuple[tuple[int, ...], ...]) -> Any:
     """Return slices: for each last bit in a chain the integers that those before it have left."""
     library = _backend.namespace_of(x)
     on = _backend.device_of(x)
@@ -225,7 +225,7 @@ def _cut(x: Buffer, largest: Buffer, chains: tuple[tuple[int, ...], ...]) -> tup
                 if following is not None:
                     rest = library.subtract(rest, part, out=rest)
                     rest *= 2.0 ** (following - last)
-    return out
+    return out if len(out) > 1 else out[0]
 
 
 def _add_terms(rows: Buffer, columns: Buffer, *terms: Buffer, weights: Any, dtype: Any) -> Buffer:
