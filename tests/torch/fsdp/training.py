@@ -14,7 +14,7 @@ from torch import nn
 import distarray as da
 import distarray.torch as dt
 from distarray.testing import simulate
-from tests.tolerance import assert_close
+from tests.tolerance import assert_close, magnitude
 from tests.torch import programs
 from tests.torch.programs import gradients, on_ranks, values  # noqa: F401 - for tests beside
 
@@ -39,6 +39,7 @@ def same(
 
 def check_gradients(module: nn.Module, wanted: dict[str, Any], tolerance: float = 1e-9) -> None:
     """Compare gathered gradients with full ones; None must be None (collective)."""
+    scale = torch.tensor(magnitude(wanted.values()))
     for name, parameter in module.named_parameters():
         if wanted[name] is None:
             assert parameter.grad is None, name
@@ -46,17 +47,18 @@ def check_gradients(module: nn.Module, wanted: dict[str, Any], tolerance: float 
             assert parameter.grad is not None, name
             assert parameter.grad.shape == parameter.shape, name
             full = dt.full_tensor(parameter.grad)
-            same(full, wanted[name], f"gradient of {name}", tolerance, wanted.values())
+            same(full, wanted[name], f"gradient of {name}", tolerance, [scale])
 
 
 def check_parameters(module: nn.Module, wanted: nn.Module, tolerance: float = 1e-9) -> None:
     """Compare gathered parameters with those of a whole module (collective)."""
     theirs = dict(wanted.named_parameters())
     assert set(theirs) == set(dict(module.named_parameters()))
+    scale = torch.tensor(magnitude(theirs.values()))
     for name, parameter in module.named_parameters():
         assert type(parameter) is nn.Parameter, name
         with torch.no_grad():
-            same(dt.full_tensor(parameter), theirs[name].detach(), name, tolerance, theirs.values())
+            same(dt.full_tensor(parameter), theirs[name].detach(), name, tolerance, [scale])
 
 
 def rows_of(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
