@@ -104,7 +104,8 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
             return deferred
     if op.plain is None:
         operands = [
-            x if isinstance(x, BaseArray) or hasattr(x, "ndim") else np.asarray(x) for x in operands
+            x if isinstance(x, BaseArray) or _backend.is_buffer(x) else np.asarray(x)
+            for x in operands
         ]
     step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)

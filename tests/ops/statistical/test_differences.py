@@ -193,6 +193,8 @@ def test_points_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ArgumentError):
             np.interp(x, [1, 2], [3, 4], period=0)
         agrees(np.interp([0.5, 3], x, x * 2), np.array([1.0, 6.0]))
+        for number in (np.float32(0.5), np.int8(3), 0.5):
+            agrees(da.interp(number, x, x * 2), np.float64(2 * number))
 
     on_ranks(program)
 
