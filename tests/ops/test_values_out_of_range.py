@@ -53,3 +53,14 @@ def test_number_that_the_dtype_holds_is_written_as_by_numpy(name: str, value: An
     np.testing.assert_array_equal(x.full_array(), expected)
     if returned is not None:
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(returned))
+
+
+@pytest.mark.parametrize("limits", [(-2, None), (None, 300), (-(2**70), None), (None, 2**70),
+                                    (-2, 300), (255, None), (None, 0)], ids=str)  # fmt: skip
+def test_limit_beyond_all_items_of_a_dtype_limits_none(limits: tuple[Any, Any]) -> None:
+    values = np.array([0, 1, 254, 255], np.uint8)
+    result = da.clip(da.asarray(values), *limits)
+    assert result.dtype == np.uint8
+    expected = values[values >= 255].repeat(4) if limits == (255, None) else values
+    expected = values * 0 if limits == (None, 0) else expected
+    np.testing.assert_array_equal(result.full_array(), expected)

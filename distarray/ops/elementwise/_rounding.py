@@ -129,6 +129,11 @@ def clip(
         raise ArgumentTypeError("clip() takes each limit once: by position, or as min=, max=")
     low = a_min if min is None else min
     high = a_max if max is None else max
+    dtype = getattr(x, "dtype", None)
+    if dtype is not None and dtype.kind in "iu":  # which may not hold a limit beyond all its items
+        info = np.iinfo(dtype)
+        low = None if type(low) is int and low <= info.min else low
+        high = None if type(high) is int and high >= info.max else high
     if low is None and high is None:
         return assign_or_return(out, copy(x))
     if low is None:
