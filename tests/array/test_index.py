@@ -158,7 +158,6 @@ def test_reversal_of_a_cut_axis_takes_one_exchange_of_the_blocks() -> None:
         ((..., 0, ...), "2 ellipses"),
         (slice(0, 3, 0), "step 0"),
         (1.0, "holds a float"),
-        (slice(1.0, 3), "has the bound 1.0"),
         ([0, 12], "index 12 is out of range"),
         (np.array([0, -13]), "index -13 is out of range"),
         ([0.5], "an array of float64"),
@@ -180,6 +179,18 @@ def test_bad_key_raises_on_every_rank_and_sends_nothing(key: Any, words: str) ->
                 x[key] = 0
         assert log.count() == 0
         agrees(x[0], np.arange(4.0))  # and the next operation works
+
+    on_ranks(program)
+
+
+def test_slice_of_no_integers_is_the_error_that_numpy_raises() -> None:
+    def program() -> None:
+        x = distribute_array(np.arange(4.0), init_device_mesh((4,)), [Shard(0)], src=None)
+        for key in (slice(1.0, 3), slice(None, "a"), (slice(None, None, 0.5), ...)):
+            with pytest.raises(TypeError):
+                np.arange(4.0)[key]
+            with pytest.raises(ArgumentTypeError, match="has the bound"):
+                x[key]
 
     on_ranks(program)
 

@@ -30,7 +30,7 @@ from distarray.core import (
     steps,
     unshare,
 )
-from distarray.errors import IndexingError
+from distarray.errors import ArgumentTypeError, IndexingError
 from distarray.layout import OFFSET_BYTES, Layout, Shard, carry_cuts, keep_recent
 from distarray.ops.families._relabel import uncut_axes
 from distarray.ops.families._windows import mirror, mirror_layout, run_exchange
@@ -386,7 +386,7 @@ def _index(value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise IndexingError(
+        raise ArgumentTypeError(
             f"a slice has the bound {value!r} of type {type(value).__name__}; bounds and steps are "
             "integers or None"
         ) from None

@@ -50,7 +50,7 @@ from distarray.core import (
     warn,
     write_out,
 )
-from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import box as boxes
 from distarray.layout import normalize_axes
 from distarray.ops.elementwise import _arithmetic as arithmetic
@@ -499,9 +499,7 @@ def _compute_variance(
     reproducible = check_flag(name, "reproducible", reproducible)
     if correction is not ABSENT:
         if ddof != 0:
-            raise ArgumentTypeError(
-                f"ddof={ddof} and correction={correction} mean the same; pass one"
-            )
+            raise ArgumentError(f"ddof={ddof} and correction={correction} mean the same; pass one")
         ddof = correction
     if not isinstance(ddof, Real):
         raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")

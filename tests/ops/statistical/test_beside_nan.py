@@ -196,3 +196,11 @@ def test_variance_of_large_blocks_is_as_accurate_as_numpys(shape: tuple[int, ...
                 agrees(da.nanvar(x, axis=axis), np.nanvar(value, axis), rtol=1e-9, atol=0)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["var", "std", "nanvar", "nanstd"])
+def test_both_names_of_the_correction_are_the_error_that_numpy_raises(name: str) -> None:
+    with pytest.raises(ValueError):
+        getattr(np, name)(np.ones(3), ddof=1, correction=0)
+    with pytest.raises(ArgumentError, match="pass one"):
+        getattr(da, name)(da.ones(3), ddof=1, correction=0)
