@@ -64,3 +64,9 @@ def test_limit_beyond_all_items_of_a_dtype_limits_none(limits: tuple[Any, Any]) 
     expected = values[values >= 255].repeat(4) if limits == (255, None) else values
     expected = values * 0 if limits == (None, 0) else expected
     np.testing.assert_array_equal(result.full_array(), expected)
+
+
+def test_clip_without_limits_is_numpys_positive() -> None:
+    assert da.clip(da.zeros(2, dtype=">i4")).dtype.isnative
+    with pytest.raises(da.errors.DTypeError):
+        da.clip(da.asarray(["a"]))

@@ -31,6 +31,7 @@ from distarray.core import (
     with_length,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.ops.elementwise._arithmetic import positive
 
 ceil = unary("ceil", POINTWISE, np.ceil, "Round up.")
 floor = unary("floor", POINTWISE, np.floor, "Round down.")
@@ -135,7 +136,7 @@ def clip(
         low = None if type(low) is int and low <= info.min else low
         high = None if type(high) is int and high >= info.max else high
     if low is None and high is None:
-        return assign_or_return(out, copy(x))
+        return positive(x, out=out)
     if low is None:
         row, operands = _lowered, [x, high]
     elif high is None:
