@@ -52,7 +52,8 @@ JOBS = (
 """Files that start jobs of some ranks, and wait for them more than they compute."""
 COMPUTE = ("benchmarks", "comm")
 """Folders, but for those files, that compile kernels or run programs."""
-ARRAYS = ("array", "core", "fft", "linalg", "ops")
+ARRAYS = ("ops", "array", "core", "fft", "linalg")
+"""First what compiles kernels that later runs then find."""
 ON_DEVICE = (
     "gpu",
     "array",

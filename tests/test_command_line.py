@@ -19,7 +19,22 @@ pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).resolve().parents[1]
 STAND_IN = ROOT / "tests" / "cupy_stand_in"
+OPTIONAL = ("torch", "h5py", "zarr", "matplotlib")
+NO_NUMBA = {"DISTARRAY_KERNELS": "numpy"}  # which takes long to import
 NONE = "none: ranks exchange messages"
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """Return a folder whose modules import at once in the place of optional packages."""
+    folder = tmp_path_factory.mktemp("optional")
+    for name in OPTIONAL:
+        (folder / f"{name}.py").write_text(f"__version__ = 'that of {name}'")
+    return folder
+
+
+def path_of(*folders: Path) -> str:
+    return os.pathsep.join(map(str, (*folders, ROOT)))
 
 
 def command(*arguments: str, ranks: int = 0, **environment: str) -> str:
@@ -61,24 +76,27 @@ def test_info_of_one_rank_tells_versions_mpi_and_packages():
         ({"DISTARRAY_SHARED_MEMORY": "0"}, "3 on 1 node", NONE),
     ],
 )
-def test_info_under_mpiexec_is_printed_once_and_finds_out_about_memory(environment, nodes, memory):
-    told = command("info", ranks=3, **environment)
+def test_info_under_mpiexec_is_printed_once_and_finds_out_about_memory(
+    quick, environment, nodes, memory
+):
+    told = command("info", ranks=3, PYTHONPATH=path_of(quick), **environment)
     assert told.count("thread level") == 1
+    assert all(told.count(f"that of {name}") == 1 for name in OPTIONAL)
     assert nodes in told
     allowed = "DISTARRAY_SHARED_MEMORY" not in environment
     assert memory in told or (allowed and NONE in told)  # not every system allows it
     assert all(f"{name}  {value}" in told for name, value in environment.items())
 
 
-def test_info_without_cupy_says_so_in_one_line(tmp_path):
+def test_info_without_cupy_says_so_in_one_line(quick, tmp_path):
     (tmp_path / "cupy.py").write_text("raise ModuleNotFoundError('no cupy', name='cupy')")
-    told = command("info", PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    told = command("info", PYTHONPATH=path_of(tmp_path, quick))
     assert "GPUs  none: CuPy is not installed" in told
     assert "CUDA-aware" not in told
 
 
-def test_info_tells_gpus_bindings_and_how_values_move():
-    path = os.pathsep.join([str(STAND_IN), str(ROOT)])
+def test_info_tells_gpus_bindings_and_how_values_move(quick):
+    path = path_of(STAND_IN, quick)
     told = command("info", ranks=3, PYTHONPATH=path, DISTARRAY_CUDA_AWARE="auto")
     if "stand-in" not in told:
         pytest.skip("there is a real GPU")
@@ -94,17 +112,17 @@ def test_info_tells_gpus_bindings_and_how_values_move():
 @pytest.mark.parametrize(
     ("value", "answer", "way"), [("1", "yes", "as it is, by MPI"), ("0", "no", "pinned host")]
 )
-def test_info_tells_the_setting_that_decides(value, answer, way):
-    path = os.pathsep.join([str(STAND_IN), str(ROOT)])
-    told = command("info", ranks=2, PYTHONPATH=path, DISTARRAY_CUDA_AWARE=value)
+def test_info_tells_the_setting_that_decides(quick, value, answer, way):
+    path = path_of(STAND_IN, quick)
+    told = command("info", ranks=2, PYTHONPATH=path, DISTARRAY_CUDA_AWARE=value, **NO_NUMBA)
     assert f"CUDA-aware  {answer}" in told
     assert f"DISTARRAY_CUDA_AWARE={value}" in told
     assert way in told
 
 
-def test_info_tells_of_a_setting_that_is_none():
-    path = os.pathsep.join([str(STAND_IN), str(ROOT)])
-    told = command("info", ranks=2, PYTHONPATH=path, DISTARRAY_CUDA_AWARE="yes")
+def test_info_tells_of_a_setting_that_is_none(quick):
+    path = path_of(STAND_IN, quick)
+    told = command("info", ranks=2, PYTHONPATH=path, DISTARRAY_CUDA_AWARE="yes", **NO_NUMBA)
     assert "DISTARRAY_CUDA_AWARE='yes' is not known" in told
     assert "versions" in told
 

@@ -51,21 +51,16 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.kernel"))
 
 
-def test_processes_with_a_cold_cache_leave_one_whole_file_for_each_kernel(tmp_path: Path) -> None:
-    together = [start(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(3)]
-    assert [finish(process) for process in together] == ["True"] * 3
+def test_processes_with_a_cold_cache_leave_whole_files_and_mend_broken_ones(tmp_path: Path) -> None:
+    together = [start(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert [finish(process) for process in together] == ["True"] * 2
     assert len(kept(tmp_path)) == 2
     assert len(list(tmp_path.iterdir())) == 2, "no file is left half written"
     written = [path.stat().st_mtime_ns for path in kept(tmp_path)]
     assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "False", "it needs no Numba"
     assert [path.stat().st_mtime_ns for path in kept(tmp_path)] == written
-
-
-def test_broken_file_is_compiled_anew(tmp_path: Path) -> None:
-    finish(start(NUMBA_CACHE_DIR=str(tmp_path)))
-    whole = [path.read_bytes() for path in kept(tmp_path)]
-    for path, content in zip(kept(tmp_path), whole, strict=True):
-        path.write_bytes(content[:-9] + b"no machine")
+    for path in kept(tmp_path):
+        path.write_bytes(path.read_bytes()[:-9] + b"no machine")
     assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "True"
     assert len(kept(tmp_path)) == 2
     assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "False"

@@ -42,7 +42,9 @@ def world():
 
 @pytest.fixture(scope="module", params=["all", "rows and columns"])
 def mesh(request, world):
-    columns = 2 if request.param != "all" and world.size % 2 == 0 else 1
+    if request.param != "all" and world.size % 2:
+        pytest.skip("an odd number of ranks makes no two columns")
+    columns = 1 if request.param == "all" else 2
     return da.init_device_mesh((world.size // columns, columns), ("dp", "tp"))
 
 
@@ -107,6 +109,8 @@ def test_replicas_out_of_step_hear_of_it(mesh):
 def test_compiled(mesh, backend):
     if backend == "eager" and mesh.size > 2:
         pytest.skip("a part of what the other backend compiles")
+    if mesh.size > 2 and 1 in mesh.shape:
+        pytest.skip("every rank compiles the same: two show it, and four along both axes")
     model, x = mlp(), values(mesh["dp"].size * 4, 3, 6)
     twin = single_process(model, x, 2)
     mine = dt.parallelize_module(copy.deepcopy(model), mesh["tp"], PLAN)
