@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 import traceback
@@ -29,6 +30,7 @@ class Part:
     """
 
     def __init__(self, comm: Any = None, **arguments: str) -> None:
+        gc.freeze()  # modules: they collect garbage after every case
         parser = argparse.ArgumentParser()
         parser.add_argument("--rows", type=Path, required=True, help="file for what is found")
         parser.add_argument("--seconds", type=float, required=True, help="begin nothing after that")
