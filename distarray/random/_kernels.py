@@ -34,8 +34,9 @@ _ZERO, _ONE = _u64(0), _u64(1)
 _ATTEMPT: Final = _u64(1 << 16)
 
 # Each loop is a function of its own, with plain numbers as arguments: Numba vectorises it as it
-# stands. A division by zero must not raise for that (none is made here).
-_loop = numba.njit(nogil=True, error_model="numpy")
+# stands. A division by zero must not raise for that (none is made here). Only kernels call them:
+# wrappers for the interpreter would be a tenth of compiling.
+_loop = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @intrinsic

@@ -17,7 +17,8 @@ import numba
 from distarray.comm.kernels._intrinsics import copy_bytes, fence, move, move_lines, transpose_tile
 from distarray.comm.kernels._jit import Source
 
-_inline = numba.njit(nogil=True)
+# Only kernels call these: wrappers for the interpreter would be a tenth of compiling.
+_inline = numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 _LINE: Final = 64  # bytes of a cache line
 TILE_ROWS: Final = 64  # of a transpose: a cache line of each row, 4 KiB, stays in the first level

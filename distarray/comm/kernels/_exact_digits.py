@@ -29,8 +29,9 @@ INVALID: Final = 1
 OVERFLOW: Final = 2
 """What a kernel tells: some sum has infinities of both signs; some is too large for float64."""
 
-# Loops are functions of their own: Numba vectorises them as they stand.
-loop = numba.njit(nogil=True, error_model="numpy")
+# Loops are functions of their own: Numba vectorises them as they stand. Only kernels call
+# them: wrappers for the interpreter would be a tenth of compiling.
+loop = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @loop

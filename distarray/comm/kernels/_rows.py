@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 from distarray.comm.kernels._intrinsics import fence, move, pointer_to, prefetch
 from distarray.comm.kernels._jit import Source
 
-_inline = numba.njit(nogil=True)
+# Only kernels call these: wrappers for the interpreter would be a tenth of compiling.
+_inline = numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 _KINDS: Final = {
     f"{kind}{size}": getattr(types, f"{name}{8 * size}")
