@@ -81,7 +81,7 @@ def pytest_collection_finish() -> None:
     It took a fifth of the time. Tests of what is left behind collect for themselves.
     """
     gc.freeze()
-    gc.set_threshold(700, 10, 100)
+    gc.set_threshold(5000, 10, 20)
     gc.enable()
 
 

@@ -256,6 +256,8 @@ def _command(run: Run, paths: list[str], expression: str) -> list[str]:
         "-q",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:zarr",  # which imports all of zarr for tests of its own
         f"--timeout={TEST_SECONDS}",
     ]
     if ranks == 0:
