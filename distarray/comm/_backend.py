@@ -138,6 +138,17 @@ def may_share_memory(a: Buffer, b: Buffer) -> bool:
     return bool(namespace_of(a).may_share_memory(a, b))
 
 
+def unaliased(source: Buffer, target: Buffer) -> Buffer:
+    """Return `source`, copied where assignment to `target` would read items that it has written.
+
+    NumPy copies what overlaps before it assigns, but not along one axis if both strides have one
+    sign, where only equal strides are safe: ``x[::2] = x[:4]`` changes ``x[2]`` before it is read.
+    """
+    if target.ndim != 1 or source.strides == target.strides:
+        return source
+    return source.copy() if may_share_memory(source, target) else source
+
+
 def scalar(value: Any, like: Buffer) -> Any:
     """Return a number of one dtype, which ``like`` may be set to whole with all its bits.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from distarray.array._array import distribute_array
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import copyto
 from distarray.ops.manipulation._shape import broadcast_to
 from tests.array.index_keys import fitting, keys
 from tests.array.strategies import Case, agrees, cases, on_ranks, values_of
@@ -104,6 +106,35 @@ def test_in_place_operator_on_an_item_of_a_cut_axis_changes_the_array() -> None:
         whole[-1, 2] -= 3
         whole *= 2
         agrees(x, whole)
+
+    on_ranks(program)
+
+
+SLICES = (slice(None, None, 2), slice(8), slice(8, None), slice(1, 9), slice(None, None, -2))
+CUTS = {"even": (0, 4, 8, 12, 16), "on one rank": (0, 0, 16, 16, 16), "replicated": None}
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=list(CUTS))
+def test_slices_with_other_steps_are_read_before_they_are_written(cuts: Any) -> None:
+    values = np.arange(16.0)
+
+    def program() -> None:
+        own = {"boundaries": {0: cuts}} if cuts else {}
+        for target, source in itertools.product(SLICES, SLICES):
+            expected = values.copy()
+            expected[target] = values[source]
+            x = distribute_array(values).redistribute([Shard(0) if cuts else Replicate()], **own)
+            x[target] = x[source]
+            agrees(x, expected)
+            if cuts or target.step == -2:  # else a view may be a copy
+                continue
+            for write in (copyto, lambda view, other: copyto(view, other, where=values[:8] >= 0)):
+                x[...] = values
+                write(x[target], x[source])
+                agrees(x, expected)
+            x[...] = values
+            x[target] = x.to_local()[source]
+            agrees(x, expected)
 
     on_ranks(program)
 

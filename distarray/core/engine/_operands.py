@@ -226,7 +226,7 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
             moved = redistribute_local(moved, target, dst)  # splits it: nothing is sent
     if dst.mesh.coordinate is not None:
         target, dtype = out._local, out._local.dtype
-        copy = functools.partial(np.copyto, target, moved, casting)
+        copy = functools.partial(np.copyto, target, _backend.unaliased(moved, target), casting)
         convert_on_all(dst.mesh, name, moved.dtype, dtype, copy)
     if getattr(out, "_reduced", None) is False:
         out._reduced = None

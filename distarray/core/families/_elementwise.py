@@ -558,7 +558,8 @@ def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: 
             (result,) = _on_device.call_on_device(local, inputs, dtypes)
             _on_device.copy_where(target, result, mask, casting)
         else:
-            np.copyto(target, local(*inputs), casting=casting, where=mask)
+            result = _backend.unaliased(local(*inputs), target)  # which may be a view
+            np.copyto(target, result, casting=casting, where=mask)
     except (*REFUSALS, RuntimeError) as error:  # the last where text is too short for dates
         raise refusal_error(op.name, error, blocks) from error
 

@@ -17,6 +17,7 @@ from weakref import ref
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.comm.kernels import address_of
 from distarray.core import (
     ITEM,
@@ -275,7 +276,7 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
         view = x._local[found.key]
         block = value._local.reshape(view.shape)
         if not _same_memory(view, block):
-            view[...] = block
+            view[...] = _backend.unaliased(block, view)
         return
     check_kinds(x, value)
     value = run_one(_align, value, _axes_of(value.shape, outcome))

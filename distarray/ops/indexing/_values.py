@@ -110,6 +110,8 @@ def write(x: BaseArray, key: Any, block: Buffer, local: Buffer | None = None) ->
     `local` is a view of that one, if not itself.
     """
     local = x._local if local is None else local
+    if _backend.may_share_memory(block, local):
+        block = _backend.unaliased(block, local[key])
     put = functools.partial(local.__setitem__, key, block)
     convert_on_all(x._layout.mesh, "assignment", block.dtype, local.dtype, put)
 
