@@ -79,8 +79,8 @@ def _arguments(name: str, x: Any, axis: Any, order: Any, kinds: str) -> tuple[An
     if not isinstance(order, str) or order not in _ORDERS:
         raise ArgumentError(f"{name} got bitorder={describe(order)}; 'big' or 'little'")
     if axis is None or not x.ndim:
-        return reshape(x, (-1,)), 0
-    return x, normalize_axis(axis, x.ndim)
+        x = reshape(x, (-1,))
+    return x, normalize_axis(0 if axis is None else axis, x.ndim)
 
 
 @register

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray.errors import ArgumentError, DTypeError
+from distarray.errors import ArgumentError, AxisError, DTypeError
 from distarray.testing import simulate
 from tests.array.strategies import agrees
 
@@ -41,5 +41,8 @@ def test_wrong_arguments_are_refused() -> None:
             da.unpackbits(x, bitorder="middle")
         with pytest.raises(ArgumentError):
             da.unpackbits(x, count=-65)
+        for axis in (1, -2):
+            with pytest.raises(AxisError):
+                da.packbits(x[0], axis=axis)
 
     simulate(2, program)
