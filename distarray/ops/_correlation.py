@@ -226,6 +226,8 @@ def cov(
         by_column = x.ndim == 2 if not rows else row.shape[0] != 1
         rows.append(row.T if by_column and not rowvar else row)
     x = concat(rows, axis=0) if len(rows) > 1 else rows[0]
+    if not x.shape[0]:  # NumPy's matrix of no variables is real
+        x, wanted = x.real, np.dtype(np.float64)
     count = x.shape[1]
     ddof = (0 if bias else 1) if ddof is None else ddof
     frequencies = _read_weights(fweights, "fweights", count)

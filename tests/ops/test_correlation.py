@@ -165,6 +165,19 @@ def test_covariance_refuses_bad_arguments_on_all_ranks_alike() -> None:
     on_ranks(program)
 
 
+@pytest.mark.filterwarnings("ignore:Degrees of freedom", "ignore:Mean of empty slice")
+@pytest.mark.parametrize("shape", [(0, 3), (0, 0), (0, 1)], ids=str)
+def test_matrix_of_no_variables_is_real_as_numpys(shape: Any) -> None:
+    value = np.ones(shape, np.complex128)
+
+    def program() -> None:
+        with np.errstate(all="ignore"):
+            for name in ("cov", "corrcoef"):
+                agrees(getattr(da, name)(da.distribute_array(value)), getattr(np, name)(value))
+
+    on_ranks(program)
+
+
 def test_too_few_observations_warn() -> None:
     value = np.arange(12.0).reshape(3, 4)
 
