@@ -369,11 +369,11 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
     the four products of their parts. Rows of `x1` and columns of `x2` are scaled by powers of two
     and cut into slices, integers whose products are exact (Ozaki, Ogita, Oishi, Rump 2012). A
     product of their leading bits, in float32, tells how far slices must reach: for matrices without
-    much smaller rows, columns or items 4 or 5 products of slices in float64, 1 or 2 of float32,
-    more where items of the result are far below the largest ones of their rows and columns. Those
+    much smaller rows, columns or items 3 or 4 products of slices in float64, 1 of float32, more
+    where items of the result are far below the largest ones of their rows and columns. Those
     few items that are further below than is worth more products are summed up exactly, as by
     `vecdot`, for which processes get their rows and columns, 32 MiB of each at a time. All that
-    takes as many times the work and the bytes as there are products, and memory for some 8 float64
+    takes as many times the work and the bytes as there are products, and memory for some 6 float64
     copies of the operands and 5 of the result. Vectors alone are multiplied as by `vecdot`.
 
     Examples

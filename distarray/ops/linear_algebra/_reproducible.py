@@ -8,11 +8,13 @@ applications", Numer. Algorithms 59, 2012). Complex numbers are multiplied by th
 fuses operations where the processor can.
 
 How many bits are needed depends on the items: an ordinary product has an error of about `k * eps`
-times `|x1| @ |x2|`, and slices one of `k` times the largest items of a row and a column. A product
-of few leading bits of magnitudes, exact as well, bounds the former from below, and its least item
-says how far the slices reach. Slices of different widths cover what is needed with fewest products:
-where bits of `x1` from some place on meet only the first bits of `x2`, that is cut anew. Where some
-items would need many more bits than others, these few are summed up exactly, as by `vecdot`.
+times `|x1| @ |x2|`, and slices one of sums of the magnitudes of a row and a column. A product of
+few leading bits of magnitudes, exact as well, bounds the former from below, and its least item says
+how far the slices reach. Its largest one, and sums of leading bits, say how many bits a product may
+have. Slices of different widths cover what is needed with fewest products, mostly three: where bits
+of `x1` from some place on meet only the first bits of `x2`, that is cut anew. Where a bit more for
+each would make them fewer, even and odd terms are multiplied apart. Where some items would need
+many more bits than others, these few are summed up exactly, as by `vecdot`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from math import floor, frexp, isnan, ldexp, prod
-from typing import Any, Final, TypeAlias
+from math import ceil, frexp, isnan, ldexp, prod
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -55,6 +57,10 @@ meets; bits are counted from the largest item of a row or column, which is below
 
 _FEW: Final = 10
 """Bits of the first look at most, so that libraries which round float32 to 11 bits agree."""
+_FEWEST: Final = 3
+"""Products that more bits at a time could not do without."""
+_LONG: Final = 512
+"""Terms from which on two products of half as many take hardly longer."""
 _USUAL: Final = 6
 """Products up to which the first look decides."""
 _REACHES: Final = (12, 28)
@@ -91,55 +97,86 @@ def result_dtype(name: str, x1: Any, x2: Any) -> Any:
 # --- how matrices are cut ------------------------------------------------------------------------
 
 
+class Bounds(NamedTuple):
+    """What sums of magnitudes are at most, beside the largest of a row and a column."""
+
+    rows: float
+    columns: float
+    pairs: float
+    """Of products of a row and a column."""
+    depth: float
+    """Of so many items that are 1 at most."""
+
+
+def bounds_of(*most: float) -> Bounds:
+    """Return bounds of few bits, so that others like them find the same slices in the cache."""
+    return Bounds(*(min(most[-1], _round_up(one)) for one in most))
+
+
+def _round_up(number: float) -> float:
+    """Return the next number of five bits."""
+    fraction, exponent = frexp(number)
+    return ldexp(ceil(32 * fraction), exponent - 5)
+
+
 @functools.lru_cache(256)
-def choose_slices(total: int, allowed: float) -> Slices:
+def choose_slices(bounds: Bounds, of_part: Bounds, least: int, allowed: float) -> Slices:
     """Return the slices of fewest products whose error is allowed, and least with so many.
 
     Parameters
     ----------
-    total : int
-        Bits of a slice of the left operand and one of the right together.
+    bounds : Bounds
+        Of items rounded up after `least` bits.
+    of_part : Bounds
+        Of what is multiplied at a time, which is to be exact.
+    least : int
+        Bits of a first slice at least.
     allowed : float
-        The error of the product of two items, beside the largest of a row and a column.
+        The error of an item, beside the largest of a row and a column.
     """
-    reach = max(1, -frexp(allowed)[1])
-    while error_of(found := _cover(total, reach)) > allowed:
+    reach = max(1, 1 - frexp(allowed / min(bounds.rows, bounds.columns))[1])
+    while (found := _cover(bounds, of_part, least, reach))[1] > allowed:
         reach += 1
-    while count_products(further := _cover(total, reach + 1)) == count_products(found):
-        found, reach = further, reach + 1
-    return found
+    while (further := _cover(bounds, of_part, least, reach := reach + 1))[0] == found[0]:
+        found = min(found, further)
+    return found[2]
 
 
 def count_products(slices: Slices) -> int:
     return sum(len(bits) for _, bits in slices)
 
 
-def error_of(slices: Slices) -> float:
-    """Return what is left of the product of two items below 1, at most."""
-    starts = [0, *(last + 1 for last, _ in slices)]  # what is left is half a unit at most
-    error = 2.0 ** -starts[-1]
-    for start, (_, bits) in zip(starts, slices, strict=False):
-        error += 2.0 ** -(start + bits[-1] + 1)
-    return error
+def _exact_bits(bound: float) -> int:
+    """Return the bits of two slices whose products add up exactly, as many as one may have."""
+    fraction, exponent = frexp(bound)
+    return min(50, 53 - exponent + (fraction == 0.5))
 
 
-def _cover(total: int, reach: int) -> Slices:
-    """Return slices whose products have all pairs of bits whose places add up to `reach`."""
+def _cover(bounds: Bounds, of_part: Bounds, least: int, reach: int) -> tuple[int, float, Slices]:
+    """Return slices whose products have all pairs of bits whose places add up to `reach`.
+
+    They are those of fewest products, and of these the ones of least error, which go before them.
+    """
+    # What is left of an item behind its first slice is half a unit at most, but no small number.
+    of_firsts, of_left = _exact_bits(of_part.pairs), _exact_bits(of_part.rows)
+    of_right, of_rests = _exact_bits(of_part.columns), _exact_bits(of_part.depth)
 
     @functools.cache
-    def cover_from(start: int) -> tuple[int, int, Slices]:
+    def cover_from(start: int) -> tuple[int, float, Slices]:
         if start > reach:
-            return 0, 0, ()
+            return 0, bounds.columns * 2.0**-start, ()
+        first, further = (of_right, of_rests) if start else (of_firsts, of_left)
         choices = []
-        for width in range(1, total):
-            bits = [total - width]
+        for width in range(1 if start else least, min(further, first - least + 1)):
+            bits = [first - width]
             while bits[-1] < reach - start:
-                bits.append(bits[-1] + 1 + total - width)
-            count, slices, rest = cover_from(start + width + 1)
-            choices.append((count + len(bits), slices + 1, ((start + width, tuple(bits)), *rest)))
+                bits.append(bits[-1] + 1 + further - width)
+            count, error, rest = cover_from(start + width + 1)
+            error += (bounds.depth if start else bounds.rows) * 2.0 ** -(start + bits[-1] + 1)
+            choices.append((count + len(bits), error, ((start + width, tuple(bits)), *rest)))
         return min(choices)
 
-    return cover_from(0)[2]
+    return cover_from(0)
 
 
 # --- local steps ---------------------------------------------------------------------------------
@@ -161,6 +198,16 @@ _largest = reduction(
 )
 
 
+def _align(largest: Buffer, fraction: Any) -> Buffer:
+    """Return magnitudes, doubled where they have larger fractions than the largest one of all.
+
+    So the exponents of those down to half of that one are equal, wherever powers of two are.
+    """
+    library = _backend.namespace_of(largest)
+    above = library.frexp(largest)[0] > fraction
+    return library.ldexp(largest, above.astype(np.int32))
+
+
 def _boxes(shape: Shape, largest: Buffer) -> Iterator[tuple[Box, Box]]:
     """Yield pieces of a block, and of what is the same along its rows or columns."""
     left = _PIECE if _backend.is_numpy(largest) else prod(shape)
@@ -180,63 +227,75 @@ def _exponents_of(largest: Buffer) -> Any:
     return library.frexp(library.where(library.isfinite(largest), largest, 0))[1]
 
 
-def _scale(x: Buffer, *exponents: Buffer) -> Buffer:
-    """Return float64 items times powers of two; NumPy's ldexp takes 30 times as long."""
+def _scale(x: Buffer, *powers: Buffer) -> Buffer:
+    """Return float64 items times powers of two, or two to the power of integers."""
     library = _backend.namespace_of(x)
+    if powers[0].dtype.kind == "i":
+        return library.ldexp(x.astype(np.float64, copy=False), sum(powers[1:], powers[0]))
+    x = library.multiply(x, powers[0], dtype=np.float64)
+    for power in powers[1:]:
+        x *= power
+    return x
+
+
+def _powers(*exponents: Buffer) -> Any:
+    """Return powers of two if all are moderate, as ldexp takes NumPy 30 times as long."""
     if all(bool((abs(one) < 400).all()) for one in exponents):
-        first, *others = (library.ldexp(1.0, one) for one in exponents)
-        x = library.multiply(x, first, dtype=np.float64)
-        for one in others:
-            x *= one
-        return x
-    return library.ldexp(x.astype(np.float64), sum(exponents[1:], exponents[0]))
+        return [_backend.namespace_of(one).ldexp(1.0, one) for one in exponents]
+    return exponents
 
 
 def _head(x: Buffer, largest: Buffer, bits: int, dtype: Any) -> Buffer:
     """Return the first bits of magnitudes, cut off.
 
-    In rows or columns of zeros all are as large as can be, in those with what is not finite NaN.
+    In rows or columns of zeros all are half as large as can be, in those with what is not finite
+    NaN.
     """
     library = _backend.namespace_of(x)
     out = _memory.empty(x.shape, dtype, _backend.device_of(x))
+    (power,) = _powers(bits - _exponents_of(largest))
+    is_special = (largest == 0) | ~library.isfinite(largest)
+    special = library.where(largest == 0, 2.0 ** (bits - 1), np.nan)
+    has_special = bool(is_special.any())
     for box, alike in _boxes(x.shape, largest):
-        top = largest[alike]
-        scaled = _scale(x[box], bits - _exponents_of(top))
+        scaled = _scale(x[box], power[alike])
         out[box] = library.floor(library.absolute(scaled, out=scaled), out=scaled)
-        special = library.where(top == 0, 2.0**bits, np.nan)
-        is_special = (top == 0) | ~library.isfinite(top)
-        if is_special.any():
-            out[box] = library.where(is_special, special, out[box])
+        if has_special:
+            out[box] = library.where(is_special[alike], special[alike], out[box])
     return out
 
 
 def _cut(x: Buffer, largest: Buffer, chains: tuple[tuple[int, ...], ...]) -> Any:
-    """Return slices: for each last bit in a chain the integers that those before it have left."""
+    """Return slices, below 1: for each last bit in a chain what those before it have left."""
     library = _backend.namespace_of(x)
     on = _backend.device_of(x)
     out = tuple(_memory.empty(x.shape, np.float64, on) for chain in chains for _ in chain)
+    (power,) = _powers(-_exponents_of(largest))
     for box, alike in _boxes(x.shape, largest):
-        exponents = _exponents_of(largest[alike])
+        scaled = _scale(x[box], power[alike])
         parts = iter(out)
         for chain in chains:
-            rest = _scale(x[box], chain[0] - exponents)
+            rest = scaled
             for last, following in itertools.zip_longest(chain, chain[1:]):
-                part = library.rint(rest, out=next(parts)[box])
+                # An addition rounds to the last bit of the larger number.
+                part, larger = next(parts)[box], 1.5 * 2.0 ** (52 - last)
+                library.add(rest, larger, out=part)
+                part -= larger
                 if following is not None:
-                    rest = library.subtract(rest, part, out=rest)
-                    rest *= 2.0 ** (following - last)
+                    rest = rest - part
     return out if len(out) > 1 else out[0]
 
 
-def _add_terms(rows: Buffer, columns: Buffer, *terms: Buffer, weights: Any, dtype: Any) -> Buffer:
-    """Return the sum of terms, integers times powers of two, the smallest first."""
+def _add_terms(rows: Buffer, columns: Buffer, *terms: Buffer, dtype: Any) -> Buffer:
+    """Return the sum of terms, the smallest first."""
     shape, on = terms[0].shape, _backend.device_of(terms[0])
     out = _memory.empty(shape, dtype, on)
+    rows, columns = _powers(_exponents_of(rows), _exponents_of(columns))
     for (box, down), (_, across) in zip(_boxes(shape, rows), _boxes(shape, columns), strict=True):
-        total = terms[0][box] * 2.0 ** -weights[0]
-        for term, weight in zip(terms[1:], weights[1:], strict=True):
-            total += term[box] * 2.0**-weight
-        out[box] = _scale(total, _exponents_of(rows[down]), _exponents_of(columns[across]))
+        total = terms[0][box]
+        for term in terms[1:]:
+            total = total + term[box]
+        out[box] = _scale(total, rows[down], columns[across])
     return out
 
 
@@ -256,6 +315,7 @@ def _row(local: Callable[..., Any], nin: int, nout: int = 1, **static: Any) -> A
     return elementwise(local.__name__.strip("_"), function, nin, POINTWISE, defer=None)
 
 
+_row_of_tops = _row(_align, 2)
 _row_of_heads = functools.lru_cache(64)(functools.partial(_row, _head, 2))
 _row_of_slices = functools.lru_cache(256)(functools.partial(_row, _cut, 2))
 _row_of_sums = functools.lru_cache(256)(functools.partial(_row, _add_terms))
@@ -316,14 +376,19 @@ def _multiply_real(product: Product, sum_rows: Product, x1: Any, x2: Any, dtype:
     """Return the product of real matrices; what is not finite in it is as without slices."""
     if 0 in (*x1.shape, *x2.shape):
         return astype(product(x1, x2), dtype, copy=False)
-    depth = (x1.shape[-1] - 1).bit_length()
-    largest = _largest(x1, axis=-1, keepdims=True), _largest(x2, axis=-2, keepdims=True)
-    half = min(_FEW, (24 - depth) // 2)  # so that sums of products of heads are exact
+    depth = x1.shape[-1]
+    largest = [
+        _row_of_tops(one, frexp(float(reductions.max(one)))[0])
+        for one in (_largest(x1, axis=-1, keepdims=True), _largest(x2, axis=-2, keepdims=True))
+    ]
+    half = min(_FEW, (24 - (depth - 1).bit_length()) // 2)  # so that sums of heads are exact
     kind: Any = np.float32
     if half < 4:
-        half, kind = (53 - depth) // 2, np.float64
+        half, kind = _FEW, np.float64
     heads = _row_of_heads(bits=half, dtype=kind)
-    seen = float(reductions.min(product(heads(x1, largest[0]), heads(x2, largest[1]))))
+    firsts = heads(x1, largest[0]), heads(x2, largest[1])
+    magnitudes = product(*firsts)
+    seen = float(reductions.min(magnitudes))
     if isnan(seen):
         # Which items are infinite or NaN does not depend on any order.
         signs = [where(logic.isfinite(x), arithmetic.sign(x), x) for x in (x1, x2)]
@@ -331,22 +396,43 @@ def _multiply_real(product: Product, sum_rows: Product, x1: Any, x2: Any, dtype:
         marks = product(*signs)
         known = _multiply_real(product, sum_rows, rest[0], rest[1], dtype)
         return where(logic.isfinite(marks), known, astype(marks, dtype))
-    total, finest = 53 - depth, np.finfo(dtype).nmant + 1
 
-    def choose(magnitude: float) -> Slices:
-        # Half of an error of `k * eps` is left to the last rounding, and a tenth to all others.
-        fraction, exponent = frexp(0.9 * magnitude)
-        return choose_slices(total, ldexp(floor(8 * fraction) / 8, exponent - finest))
+    # Heads are rounded up for what is no less than sums of magnitudes.
+    def find_bounds(parts: int) -> list[float]:
+        found = []
+        for head, axis in zip(firsts, (-1, -2), strict=True):
+            some = [head[_part(axis, i, parts)] if parts > 1 else head for i in range(parts)]
+            sums = [reductions.sum(one, axis=axis, dtype=np.float64) for one in some]
+            most = max(float(reductions.max(one)) for one in sums)
+            found.append((most + ceil(depth / parts)) * 2.0**-half)
+        return found
 
-    if seen and count_products(slices := choose(seen * 4.0**-half)) <= _USUAL:
-        return _multiply_slices(product, x1, x2, largest, slices, dtype)
-    half = total // 2
+    rows, columns = find_bounds(1)
+    pairs = float(reductions.max(magnitudes)) * 4.0**-half
+    pairs += (rows + columns) * 2.0**-half
+    bounds = bounds_of(rows, columns, pairs, depth)
+    # Half a unit is left to the last rounding, a tenth of that to others, but to halves a unit.
+    allowed = (depth - (0.55 if depth < _LONG else 1.1)) * float(np.finfo(dtype).eps)
+    if seen:
+        error = -_round_up(-allowed * seen * 4.0**-half)
+        slices, parts = choose_slices(bounds, bounds, half, error), 1
+        if count_products(slices) > _FEWEST and depth >= _LONG:
+            rows, columns = find_bounds(2)
+            of_part = bounds_of(rows, columns, min(rows, columns, pairs), ceil(depth / 2))
+            others = choose_slices(bounds, of_part, half, error)
+            if count_products(others) < count_products(slices):
+                slices, parts = others, 2
+        if count_products(slices) <= _USUAL:
+            return _multiply_slices(product, x1, x2, largest, slices, dtype, parts)
+    least = half
+    half = (53 - (depth - 1).bit_length()) // 2
     heads = _row_of_heads(bits=half, dtype=np.float64)
     pairs = product(*(astype(logic.not_equal(x, 0), np.float32) for x in (x1, x2)))
     reach = _row_of_reach(bits=half)(product(heads(x1, largest[0]), heads(x2, largest[1])), pairs)
     cost = float("inf")
     for bits in (*_REACHES, 2 * half):
-        slices, beyond = choose(2.0**-bits), logic.greater(reach, bits)
+        slices = choose_slices(bounds, bounds, least, allowed * 2.0**-bits)
+        beyond = logic.greater(reach, bits)
         count = int(reductions.count_nonzero(beyond))
         takes = count_products(slices) + _EXACT * count / prod(reach.shape)
         if takes < cost:
@@ -357,20 +443,32 @@ def _multiply_real(product: Product, sum_rows: Product, x1: Any, x2: Any, dtype:
     return found
 
 
+def _part(axis: int, start: int, step: int) -> Any:
+    return (..., slice(start, None, step), *[slice(None)] * (-1 - axis))
+
+
 def _multiply_slices(
-    product: Product, x1: Any, x2: Any, largest: Any, slices: Slices, dtype: Any
+    product: Product, x1: Any, x2: Any, largest: Any, slices: Slices, dtype: Any, parts: int = 1
 ) -> Any:
     lasts, chains = zip(*slices, strict=True)
-    left = _row_of_slices(nout=len(lasts), chains=(lasts,))(x1, largest[0])
-    right = _row_of_slices(nout=count_products(slices), chains=chains)(x2, largest[1])
-    left, right = ([x] if hasattr(x, "shape") else x for x in (left, right))
-    firsts = [i for i, chain in enumerate(chains) for _ in chain]
-    places = [lasts[i] + last for i, last in zip(firsts, itertools.chain(*chains), strict=True)]
-    order = sorted(range(len(places)), key=lambda i: -places[i])
-    terms = [product(left[firsts[i]], right[i]) for i in order]
-    weights = tuple(places[i] for i in order)
-    add_terms = _row_of_sums(2 + len(terms), weights=weights, dtype=dtype)
-    return add_terms(*largest, *terms)
+    once = [c for i, c in enumerate(chains) if not any(d[: len(c)] == c for d in chains[:i])]
+    prefixes = [chain[:count] for chain in once for count in range(1, len(chain) + 1)]
+    cut_left = _row_of_slices(nout=len(lasts), chains=(lasts,))
+    cut_right = _row_of_slices(nout=len(prefixes), chains=tuple(once))
+    terms = []
+    for part in range(parts):
+        y1, y2 = (
+            x[_part(axis, part, parts)] if parts > 1 else x for x, axis in ((x1, -1), (x2, -2))
+        )
+        left, right = cut_left(y1, largest[0]), cut_right(y2, largest[1])
+        left, right = ([x] if hasattr(x, "shape") else x for x in (left, right))
+        after = dict(zip(prefixes, right, strict=True))
+        for one, last, chain in zip(left, lasts, chains, strict=True):
+            for count, other in enumerate(chain, 1):
+                terms.append((last + other, product(one, after[chain[:count]])))
+    terms.sort(key=lambda term: -term[0])
+    add_terms = _row_of_sums(2 + len(terms), dtype=dtype)
+    return add_terms(*largest, *(term for _, term in terms))
 
 
 def _write_exactly(

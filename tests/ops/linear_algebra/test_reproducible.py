@@ -13,6 +13,7 @@ import pytest
 import distarray as da
 from distarray.comm import simulate
 from distarray.errors import ArgumentTypeError, ShapeError
+from distarray.ops.linear_algebra import _reproducible
 from tests.on_device import host
 
 RNG = np.random.default_rng(7)
@@ -115,6 +116,26 @@ def test_every_item_has_the_error_of_an_ordinary_product(kind: str, dtype: str) 
 
     result = of_all_layouts(multiply, a, b)
     assert result.dtype == a.dtype
+    check_error(result, a, b)
+
+
+@pytest.mark.parametrize(("depth", "factor"), [(1024, 0.8), (1111, 0.55)])
+def test_long_products_in_two_halves_have_the_same_bits_and_error(
+    depth: int, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.random((9, depth)) + 0.01, rng.random((depth, 5))
+    b[:, 1] *= factor
+    parts = []
+
+    def multiply_slices(*given: Any) -> Any:
+        parts.append(given[-1])
+        return original(*given)
+
+    original = _reproducible._multiply_slices
+    monkeypatch.setattr(_reproducible, "_multiply_slices", multiply_slices)
+    result = of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b)
+    assert set(parts) == {2}
     check_error(result, a, b)
 
 
@@ -230,6 +251,6 @@ def test_wrong_operands_are_refused() -> None:
             da.dot(x, da.ones((2, 3, 4)), reproducible=True)
         with da.CommLog() as log, da.communication("raise"):
             da.matmul(x, np.ones((3, 2)), reproducible=True)
-        assert log.bytes() <= 16  # whether all items are finite
+        assert log.bytes() <= 24  # whether all items are finite, and how large sums are
 
     simulate(2, program)
