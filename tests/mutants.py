@@ -1647,6 +1647,13 @@ MUTANTS = (
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
+        "a long block's convolution lacks what lies before it",
+        "ops/linear_algebra/_convolution.py",
+        "        if len(before):\n",
+        "        if len(before) > 1000:\n",
+        ("ops/linear_algebra/test_convolution.py",),
+    ),
+    Mutant(
         "odd terms of long products are lost",
         "ops/linear_algebra/_reproducible.py",
         "    for part in range(parts):\n",

@@ -9,6 +9,7 @@ whichever processes have them. What "edge" repeats and "constant" puts there eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -245,6 +246,37 @@ def fetch(layout: Layout, axis: int, reach: Reach, what: str) -> Callable[[Buffe
         key = (*(WHOLE,) * axis, slice(*reach(0)))
         return lambda block: block[key]
     return surround(layout, {axis: (reach, None)}, what).around
+
+
+def fetch_rims(
+    layout: Layout, axis: int, reach: Reach, what: str
+) -> Callable[[Buffer], tuple[Buffer, Buffer]]:
+    """Return the function of a block that gives what lies before and behind it in its stretch.
+
+    Stretches hold their blocks, which are not copied. It is collective as that of `fetch`.
+    """
+    found = surround(layout, {axis: (reach, None)}, what)
+    exchange, own = found.exchange, own_block(layout, axis)
+    start, stop = layout.partition(axis).bounds(own)
+    low, high = reach(own)
+
+    def close_gap(pair: Pair) -> Pair:
+        key = list(pair.target.key)
+        if key[axis].start >= stop - low:
+            key[axis] = slice(*(i - (stop - start) for i in (key[axis].start, key[axis].stop)))
+        return pair._replace(target=pair.target._replace(key=tuple(key)))
+
+    others = (pair for pair in exchange.receives if pair.peer != exchange.communicator.rank)
+    exchange = replace(exchange, receives=tuple(map(close_gap, others)))
+    shape = (*found.shape[:axis], high - low - (stop - start), *found.shape[axis + 1 :])
+    parts = [(*(WHOLE,) * axis, part) for part in (slice(start - low), slice(start - low, None))]
+
+    def get(block: Buffer) -> tuple[Buffer, Buffer]:
+        out = _memory.empty(shape, block.dtype, _backend.device_of(block))
+        run_exchange(exchange, block, out)
+        return out[parts[0]], out[parts[1]]
+
+    return get
 
 
 def sent(layout: Layout, axis: int, width: int) -> tuple[tuple[Layout, Layout, bool], ...]:

@@ -7,6 +7,7 @@ are NumPy's own, so that the work is that of the direct formula.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.layout import Layout
 from distarray.ops.elementwise._rounding import conj
-from distarray.ops.families._neighbours import fetch, own_block, sent
+from distarray.ops.families._neighbours import Reach, fetch, fetch_rims, own_block, sent
 from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.manipulation._shape import flip
 from distarray.typing import Buffer
@@ -36,6 +37,9 @@ from distarray.typing import Buffer
 KERNEL_BYTES = 1 << 20
 """Kernels are copied to every process. The direct formula multiplies every item with all of the
 kernel: of a longer one a Fourier transform is far quicker, also where it has to be moved for it."""
+
+_LONG = 1 << 14
+"""Items of a block from which on two more calls of its ends take less time than a copy of it."""
 
 _MODES = ("full", "same", "valid")
 
@@ -90,7 +94,12 @@ def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
     index = own_block(output, 0)
     start, stop = partition.bounds(index)
     low, _ = reach(index)
-    get = fetch(source, 0, reach, f"convolution of {source!r} with {width} items")
+    text = f"convolution of {source!r} with {width} items"
+    blocks = source.partition(0)
+    shortest = min(end - begin for begin, end in pairwise(blocks.offsets))
+    if blocks.count > 1 and shortest >= max(width, _LONG):
+        return _bind_long(step, reach, shift, text)
+    get = fetch(source, 0, reach, text)
     part = slice(start + shift - low, stop + shift - low)
 
     def slide(block: Buffer, weights: Buffer) -> Buffer:
@@ -98,6 +107,38 @@ def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
         if start == stop:
             return empty_block(output, step.result)
         return np.convolve(items, weights)[part]
+
+    return slide
+
+
+def _bind_long(step: Step, reach: Reach, shift: int, text: str) -> Callable[..., Buffer]:
+    """Slide over a long block where it lies, and again over its ends with what lies beyond."""
+    source, kernel = step.sources
+    output: Layout = step.output
+    rest, index = kernel.shape[0] - 1, own_block(output, 0)
+    start, stop = output.partition(0).bounds(index)
+    partition = source.partition(0)
+    begin, end = partition.bounds(index)
+
+    def widen(block: int) -> tuple[int, int]:
+        (low, high), (first, last) = reach(block), partition.bounds(block)
+        return (min(low, first), max(high, last)) if low < high else (first, last)
+
+    get = fetch_rims(source, 0, widen, text)
+    first, last, length = start + shift - begin, stop + shift - begin, end - begin
+
+    def slide(block: Buffer, weights: Buffer) -> Buffer:
+        before, behind = get(block)
+        if start == stop:
+            return empty_block(output, step.result)
+        out = np.convolve(block, weights)
+        if len(before):
+            ends = np.convolve(np.concatenate([before, block[:rest]]), weights)
+            out[first:rest] = ends[first + len(before) : rest + len(before)]
+        if len(behind):
+            ends = np.convolve(np.concatenate([block[length - rest :], behind]), weights)
+            out[length:last] = ends[rest : rest + last - length]
+        return out[first:last]
 
     return slide
 

@@ -48,6 +48,28 @@ def test_each_block_fetches_one_item_less_than_the_kernel_has() -> None:
     assert simulate(4, program) == [40, 80, 80, 40]
 
 
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+@pytest.mark.parametrize("width", [1, 2, 6, 700])
+def test_long_blocks_are_not_copied_but_continue_across_their_ends(mode: str, width: int) -> None:
+    x, kernel = np.arange(60_000) % 257 - 99, np.arange(width) + 1
+
+    def program() -> None:
+        blocks = da.distribute_array(x, placements=[da.Shard(0)], src=None)
+        with da.CommLog() as log:
+            result = da.convolve(blocks, kernel, mode)
+        assert log.bytes() <= 2 * x.itemsize * (width - 1)
+        agrees(result, np.convolve(x, kernel, mode))
+        uneven = (
+            blocks.redistribute([da.Shard(0)], boundaries={0: (0, 20_000, 40_001, len(x))})
+            if da.default_mesh().size == 3
+            else blocks
+        )
+        agrees(da.correlate(uneven, kernel, mode), np.correlate(x, kernel, mode))
+
+    for size in (2, 3):
+        simulate(size, program)
+
+
 def test_wrong_arguments_are_refused() -> None:
     def program() -> None:
         x = da.ones(8)
