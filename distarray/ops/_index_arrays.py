@@ -298,7 +298,7 @@ def ix_(*args: Any) -> tuple[Any, ...]:
             )
         if places.dtype == np.bool_:
             (places,) = (nonzero if isinstance(places, BaseArray) else np.nonzero)(places)
-        elif not places.size:
+        elif not places.size and not hasattr(one, "dtype"):  # else an empty list is of floats
             places = places.astype(np.intp)
         key = (*(None,) * axis, slice(None), *(None,) * (len(args) - axis - 1))
         found.append(getitem(places, key) if isinstance(places, BaseArray) else places[key])

@@ -653,6 +653,9 @@ def test_places_in_flat_order_and_open_meshes() -> None:
         rows_, columns = da.arange(5) % 2 == 0, da.arange(3)
         agrees(x[da.ix_(rows_, columns)], whole[np.ix_([0, 2, 4], [0, 1, 2])])
         agrees(x[da.ix_([4, 1], columns)], whole[np.ix_([4, 1], [0, 1, 2])])
+        typed = np.zeros(0, np.uint8)
+        for one, other in zip(da.ix_(da.asarray(typed), []), np.ix_(typed, []), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
         x[np.ix_([0, 3], [5, 1])] = [[1, 2], [3, 4]]
         whole[np.ix_([0, 3], [5, 1])] = [[1, 2], [3, 4]]
         agrees(x, whole)
