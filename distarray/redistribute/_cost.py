@@ -282,15 +282,14 @@ def step_latency(step: Step, model: CostModel) -> float:
 def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
     size = boxes.volume(block_at(step.dst, coordinate))
     if isinstance(step, LocalStep):
-        moved = 0 if step.kind == "relabel" else size
         fills = step.kind == "fill"
-        kept = min(moved, _size_at(step.src, step.dst.mesh.rank_at(coordinate)))
+        kept = min(size, _size_at(step.src, step.dst.mesh.rank_at(coordinate)))
         return Traffic(
-            copied=kept if fills else moved,
-            filled=moved if fills else 0,
-            written=moved,
+            copied=kept if fills else size,
+            filled=size if fills else 0,
+            written=size,
             rounds=0,
-            runs=_runs(step, kept if fills else moved),
+            runs=_runs(step, kept if fills else size),
         )
     mesh = step.src.mesh.abstract
     rank = step.dst.mesh.rank_at(coordinate)
