@@ -140,7 +140,7 @@ def bench() -> None:
     if comm.rank == 0:
         print(f"measuring {ranks}: some ten seconds, and a minute where kernels are compiled")
         sys.stdout.flush()
-    model, path, others = _bench.measure_and_keep()
+    model, path, others, unsteady = _bench.measure_and_keep()
     if comm.rank:
         return
     print(f"{ranks}, all at once\n")
@@ -150,18 +150,20 @@ def bench() -> None:
         "reduce": model.reduce,
         "all-reduce": model.all_reduce,
     }
-    header = ("bytes", *moves, *(f"{name}, runs of 64" for name in list(moves)[:3]))
+    header = ("bytes", *moves, *(f"{name}, runs of 72" for name in list(moves)[:3]))
     rows = []
-    for n, _ in model.exchange[-1][1]:
-        times = [look_up(grid, n, 0.0, n / model.ranks) for grid in moves.values()]
-        times += [look_up(grid, n, 64.0, n / model.ranks) for grid in list(moves.values())[:3]]
+    for n, _ in model.fill[-1][1][-1][1]:
+        times = [look_up(grids, model.ranks, n, 0.0) for grids in moves.values()]
+        times += [look_up(grids, model.ranks, n, 72.0) for grids in list(moves.values())[:3]]
         rows.append((bytes_text(n), *map(seconds_text, times)))
     print(table(header, rows))
     limits = []
-    for name, grid in (("copy", model.cut), ("read, to reduce", model.reduce)):
-        nbytes, seconds = grid[-1][1][-1]  # of whole blocks, the largest
+    for name, grids in (("copy", model.cut), ("read, to reduce", model.reduce)):
+        nbytes, seconds = grids[-1][1][-1][1][-1]  # of whole blocks, the largest
         limits.append((name, f"{nbytes / seconds / 1e9:.1f} GB/s"))
-    limits.append(("an exchange", seconds_text(look_up(model.exchange, 1.0, 0.0, 1.0))))
+    limits.append(
+        ("an exchange", seconds_text(look_up(model.exchange_small, model.ranks, 1.0, 0.0)))
+    )
     print()
     _print("limits of a rank", limits)
     chosen = sorted(choices().items())
@@ -169,6 +171,7 @@ def bench() -> None:
     print(f"kept in {path}" if path else "not kept: no folder can be written")
     if comm.size == 1:
         print("of one rank alone, which exchanges nothing; mpiexec -n 4 measures four of them")
+    print(f"{unsteady:.0%} of the times were half as long again, or more, in another round")
     if others > _BUSY:
         print(
             f"other programs took {others:.0%} of the processors meanwhile: these times may be too "

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,45 +15,76 @@ from distarray.comm.kernels import choose_anew, compiling_at_once, cores
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import (
-    Grid,
     MeasuredModel,
+    are_small,
     forget_speeds,
     keep_speeds,
     redistribute_local,
 )
 from distarray.typing import Buffer
 
-_SIZES: Final = tuple(1 << n for n in (10, 13, 15, 16, 17, 19, 20, 22, 24, 26))
-"""Bytes of the moves: from the first cache's to more than the last one's."""
-_RUNS: Final = (16, 64, 256, 1024)
-"""Bytes of the runs that the values of a move lie in, beside those of whole blocks."""
-_SECONDS: Final = 0.02
+_SIZES: Final = (
+    1000, 8000, 32_000, 40_000, 65_000, 66_000, 256_000, 512_000, 1_000_000,
+    4_000_000, 9_000_000, 17_000_000, 32_000_000,
+)  # fmt: skip
+"""Bytes of the moves: close to each other where the way changes, at 32 and 64 KiB and 16 MiB, and
+where the blocks of all ranks fill the last cache."""
+_MOST: Final = 3 * _SIZES[-1]
+"""Bytes of a block: of cut ones a rank has more than it moves."""
+_RUNS: Final = (16, 72, 264, 2056)
+"""Bytes of the runs that the values of a move lie in, beside those of whole blocks.
+
+For each there is another way to copy large blocks: a kernel moves halves of a row, or lines of it;
+NumPy; a kernel that goes past the caches.
+"""
+_SECONDS: Final = 0.01
 """For which each move is repeated."""
-_SECONDS_IN_TURNS: Final = 0.1
+_SECONDS_IN_TURNS: Final = 0.018
 """The same where ranks take turns, which last some milliseconds: several of each in a round."""
-_ROUNDS: Final = 7
-_TRIALS: Final = 8
-"""Calls after which it is chosen, or NumPy."""
+_ROUNDS: Final = 3
+_UNSTEADY: Final = 1.5
+_TRIALS: Final = 3
+"""Calls before the first round. After the second a kernel is chosen, or NumPy."""
 _ITEM: Final = 8
 
 _R, _P, _S0, _S1 = Replicate(), Partial(), Shard(0), Shard(1)
 _MOVES: Final[dict[str, tuple[tuple[Placement, Placement], tuple[Placement, Placement] | None]]] = {
-    "exchange": ((_S0, _R), (_S0, _S1)),
-    "reduce": ((_P, _S0), (_P, _S1)),
     "cut": ((_R, _S0), (_R, _S1)),
     "fill": ((_S0, _P), (_S1, _P)),
     "keep": ((_R, _P), None),
+    "exchange": ((_S0, _R), (_S0, _S1)),
+    "reduce": ((_P, _S0), (_P, _S1)),
     "all_reduce": ((_P, _R), None),
 }
 """Of whole blocks, and in runs, for each kind of step."""
+_SENT_WHOLE: Final = ("exchange", "reduce")
+"""Kinds whose small blocks travel whole, and are measured apart."""
 
 
-def measure_and_keep() -> tuple[MeasuredModel, str, float]:
-    """Measure the speeds of this node, and keep them for later processes; collective.
+class Measured(NamedTuple):
+    """What was measured.
 
-    Returns them, on the first rank where they are kept (nothing where they cannot be), and the
-    part of the processors' time that other programs took meanwhile.
+    Attributes
+    ----------
+    model
+        The speeds.
+    path
+        Where they are kept; nothing where they cannot be, and on all ranks but the first.
+    others
+        Part of the processors' time that other programs took meanwhile.
+    unsteady
+        Part of the times that were half as long again, or more, in another round: so other
+        machines of the same host show, and ranks that take turns.
     """
+
+    model: MeasuredModel
+    path: str
+    others: float
+    unsteady: float
+
+
+def measure_and_keep() -> Measured:
+    """Measure the speeds of this node, and keep them for later processes; collective."""
     comm = world()
     if not comm.reaches_all():
         raise CommunicationError(
@@ -63,14 +93,14 @@ def measure_and_keep() -> tuple[MeasuredModel, str, float]:
         )
     choose_anew()
     before = _times()
-    model = measure(init_device_mesh((comm.size,)))
+    model, unsteady = measure(comm.size)
     busy, own, wall = _times() - before
     own = float(comm.all_reduce(np.array([own]), "sum")[0])
     others = max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
     path = keep_speeds(model) if comm.rank == 0 else ""
     comm.barrier()
     forget_speeds()
-    return model, path, others
+    return Measured(model, path, others, unsteady)
 
 
 def busy_seconds() -> float:
@@ -88,64 +118,105 @@ def _times() -> Any:
     return np.array([busy_seconds(), process_time(), perf_counter()])
 
 
-def measure(mesh: DeviceMesh) -> MeasuredModel:
-    """Measure the moves of the node that all ranks of a mesh of one axis are on; collective.
+class _Move(NamedTuple):
+    """One that is measured: its kind, among how many ranks, the bytes of a run and of all."""
 
-    All of them read each other's blocks in place. It takes some ten seconds, and memory for
-    three blocks of 64 MiB on each rank.
+    kind: str
+    group: int
+    run: float
+    nbytes: float
+    src: Layout
+    dst: Layout
+
+
+def measure(ranks: int) -> tuple[MeasuredModel, float]:
+    """Measure the moves of the node that all ranks are on, and tell how unsteady; collective.
+
+    All of them read each other's blocks in place. All moves have their turn in each round, so that
+    what disturbs one round is outvoted. It takes some ten seconds, and memory for a block of
+    100 MB and its parts on each rank.
     """
+    groups = [2, ranks] if ranks > 2 and ranks % 2 == 0 else [ranks]
+    meshes = [init_device_mesh((ranks // n, n)) for n in groups]
+    moves = [
+        move
+        for mesh in meshes
+        for kind in _MOVES
+        if mesh is meshes[0] or kind != "cut"  # which a rank does alone, whoever has the rest
+        for move in _moves(mesh, kind)
+    ]
     with compiling_at_once():
-        grids: dict[str, Any] = {kind: _grid(mesh, kind) for kind in _MOVES}
-    return MeasuredModel(ranks=mesh.size, **grids)
+        rounds = [[_slowest(world(), move) for move in moves]]
+        for _ in range(_ROUNDS - 1):
+            known = zip(moves, rounds[0], strict=True)
+            rounds.append([_slowest(world(), move, once) for move, once in known])
+    found: dict[str, dict[int, dict[float, list[tuple[float, float]]]]] = {}
+    for move, seconds in zip(moves, np.median(rounds, axis=0).tolist(), strict=True):
+        grid = found.setdefault(move.kind, {}).setdefault(move.group, {})
+        grid.setdefault(move.run, []).append((move.nbytes, seconds))
+    grids: Any = {
+        kind: tuple(
+            (group, tuple((run, tuple(curve)) for run, curve in grid.items()))
+            for group, grid in of_groups.items()
+        )
+        for kind, of_groups in found.items()
+    }
+    unsteady = np.max(rounds, axis=0) > _UNSTEADY * np.min(rounds, axis=0)
+    return MeasuredModel(ranks=ranks, **grids), float(unsteady.mean())
 
 
-def _grid(mesh: DeviceMesh, kind: str) -> Grid:
-    """Measure the moves of a kind, in runs and of whole blocks; collective."""
+def _moves(mesh: DeviceMesh, kind: str) -> list[_Move]:
+    """Return the moves of a kind along the second axis of a mesh, in runs and of whole blocks."""
     whole, in_runs = _MOVES[kind]
-    curves = []
+    found = []
     for run in (*_RUNS, 0) if in_runs else (0,):
-        ends = (in_runs if run else None) or whole
-        moves = [(n, _layouts(mesh, *ends, n, run)) for n in _SIZES]
-        known = [(n, *layouts) for n, layouts in moves if layouts]
-        times = [_slowest(mesh.communicator(), src, dst) for _, src, dst in known]
-        # What takes longer than more bytes do was disturbed.
-        least = np.minimum.accumulate(times[::-1])[::-1].tolist()
-        curves.append((float(run), tuple(zip([float(n) for n, *_ in known], least, strict=True))))
-    return tuple(curves)
+        for n in _SIZES:
+            ends = _layouts(mesh, *((in_runs if run else None) or whole), n, run)
+            if ends:
+                is_small = kind in _SENT_WHOLE and are_small([(ends[0], np.dtype(np.float64))])
+                name = f"{kind}_small" if is_small else kind
+                found.append(_Move(name, mesh.shape[1], float(run), float(n), *ends))
+    return found
 
 
 def _layouts(
     mesh: DeviceMesh, src: Placement, dst: Placement, nbytes: int, run: int
 ) -> tuple[Layout, Layout] | None:
     """Return the ends of a move by which each rank reads or writes so many bytes, if it is one."""
+    group = mesh.shape[1]
     items = nbytes // _ITEM
     if type(dst) is Shard and type(src) is not Partial:
-        items *= mesh.size  # of the array, of which a rank has a part at last
-    row = run // _ITEM * mesh.size
+        items *= group  # of the array, of which a rank has a part at last
+    row = run // _ITEM * group
     shape = (items // row, row) if run else (items,)
-    ends = Layout(mesh, [src], shape), Layout(mesh, [dst], shape)
-    most = max(math.prod(layout.local_shape((0,))) for layout in ends) * _ITEM
-    return None if (run and shape[0] < mesh.size) or most > _SIZES[-1] else ends
+    ends = Layout(mesh, [_R, src], shape), Layout(mesh, [_R, dst], shape)
+    most = max(math.prod(layout.local_shape((0, 0))) for layout in ends) * _ITEM
+    return None if (run and shape[0] < group) or most > _MOST else ends
 
 
-def _slowest(comm: Communicator, src: Layout, dst: Layout) -> float:
-    """Return the median time of a move, from the first start to the last end; collective.
+def _slowest(comm: Communicator, move: _Move, once: float = 0.0) -> float:
+    """Return the time of a move, from the first start to the last end; collective.
 
     The ranks of a node have one clock. Where they share cores one may be done before another, which
-    does as much, has its turn.
+    does as much, has its turn. Where it is not known what a move takes once, it is tried before.
     """
-    block = _memory.zeros(src.local_shape(), np.dtype(np.float64))
-    begun, ended = _run(block, src, dst, _TRIALS)
-    once = (ended - begun) / _TRIALS
+    ends = move.src, move.dst
+    # Not of zeros: on Zen 5 it takes half as long to write these over others.
+    block = _memory.full(move.src.local_shape(), 1.0, np.dtype(np.float64))
+    begun, ended = _run(block, *ends, 1 if once else _TRIALS)
+    if not once:
+        begun, ended = _run(block, *ends, 1)
+        once = float(comm.all_reduce(np.array([ended - begun]), "max")[0])
     seconds = _SECONDS if comm.size <= cores() else _SECONDS_IN_TURNS
-    calls = int(comm.all_reduce(np.array([max(1.0, seconds / _ROUNDS / once)]), "min")[0])
-    found = []
-    for _ in range(_ROUNDS):
-        comm.barrier()
-        begun, ended = _run(block, src, dst, calls)
-        minus_first, last = comm.all_reduce(np.array([-begun, ended]), "max")
-        found.append(float(last + minus_first) / calls)
-    return statistics.median(found)
+    calls = max(1, int(seconds / _ROUNDS / once))
+    comm.barrier()
+    return _spanned(comm, *_run(block, *ends, calls)) / calls
+
+
+def _spanned(comm: Communicator, begun: float, ended: float) -> float:
+    """Return the time from the first start to the last end; collective."""
+    minus_first, last = comm.all_reduce(np.array([-begun, ended]), "max")
+    return float(last + minus_first)
 
 
 def _run(block: Buffer, src: Layout, dst: Layout, calls: int) -> tuple[float, float]:

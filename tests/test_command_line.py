@@ -163,6 +163,7 @@ def test_bench_keeps_what_plans_then_tell(tmp_path, monkeypatch, capsys):
     assert all(words in told for words in ("1.0 MiB", "GB/s", "kernels chosen", str(tmp_path)))
     assert told.startswith("measuring")
     assert "of one rank alone" in told
+    assert "% of the times were half as long again" in told
     main(["plan", "64x64", "1", "R", "P"])
     assert "measured on this machine" in capsys.readouterr().out
     main(["plan", "64x64", "2", "S0", "S1"])

@@ -8,7 +8,14 @@ from distarray.redistribute._background import (
     run_now,
 )
 from distarray.redistribute._blocks import kept_partial
-from distarray.redistribute._cost import DEFAULT_MODEL, CostModel, Grid, MeasuredModel, look_up
+from distarray.redistribute._cost import (
+    DEFAULT_MODEL,
+    CostModel,
+    Grid,
+    Grids,
+    MeasuredModel,
+    look_up,
+)
 from distarray.redistribute._execute import (
     Piece,
     clear_plans,
@@ -22,17 +29,20 @@ from distarray.redistribute._execute import (
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
+from distarray.redistribute._small_blocks import are_small
 from distarray.redistribute._speeds import forget_speeds, keep_speeds
 
 __all__ = [
     "DEFAULT_MODEL",
     "CostModel",
     "Grid",
+    "Grids",
     "Handle",
     "MeasuredModel",
     "Packed",
     "Piece",
     "Plan",
+    "are_small",
     "check_dtype",
     "clear_plans",
     "estimate",

@@ -18,6 +18,7 @@ from distarray.layout import box as boxes
 from distarray.redistribute import _schedule
 from distarray.redistribute._blocks import block_at, same_mesh
 from distarray.redistribute._replica_choice import choose_replicas
+from distarray.redistribute._small_blocks import are_small
 from distarray.redistribute._steps import (
     AllGatherStep,
     AllReduceStep,
@@ -49,12 +50,15 @@ class Traffic(NamedTuple):
         Fraction of the received values that comes from other nodes.
     rounds
         How often all ranks wait for one another.
-    combined
-        Of the received values, those that are reduced as they come.
-    runs
-        Stretches of consecutive values that are copied or reduced.
+    run
+        Length of the stretches of consecutive values that are copied or reduced.
     filled
         Values set to an identity first.
+    group
+        Ranks from which a block comes, the own included; of a local step, among which it is cut,
+        or of which one keeps it.
+    is_small
+        Whether all blocks of the ranks travel whole, as small ones do in a node.
     """
 
     received: float = 0.0
@@ -65,9 +69,10 @@ class Traffic(NamedTuple):
     messages: float = 0.0
     remote: float = 0.0
     rounds: int = 1
-    combined: float = 0.0
-    runs: float = 0.0
+    run: float = 0.0
     filled: float = 0.0
+    group: int = 1
+    is_small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,9 @@ Curve = tuple[tuple[float, float], ...]
 Grid = tuple[tuple[float, Curve], ...]
 """A curve for each length of runs in bytes, ascending; the last one, of whole blocks, for 0."""
 
+Grids = tuple[tuple[float, Grid], ...]
+"""A grid for each number of ranks that move something together, ascending."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel(CostModel):
@@ -180,33 +188,34 @@ class MeasuredModel(CostModel):
     ----------
     ranks
         How many ranks have measured.
-    cut, fill, keep, exchange, reduce, all_reduce
-        Times of each kind of step: local ones that cut a block, surround it by an identity, or keep
-        it on one rank alone; those that copy from other ranks; those that reduce, by the bytes that
-        are read; and those that reduce for all ranks.
+    cut, fill, keep
+        Times of local steps, that cut a block, surround it by an identity, or keep it on one rank
+        alone, by the bytes of the new block.
+    exchange, reduce, all_reduce
+        Times of steps that copy from other ranks, by the bytes of the new block; of those that
+        reduce, by the bytes that are read; and of those that reduce for all ranks.
+    exchange_small, reduce_small
+        The same of blocks that travel whole.
     """
 
     ranks: int = 1
-    cut: Grid = ()
-    fill: Grid = ()
-    keep: Grid = ()
-    exchange: Grid = ()
-    reduce: Grid = ()
-    all_reduce: Grid = ()
+    cut: Grids = ()
+    fill: Grids = ()
+    keep: Grids = ()
+    exchange: Grids = ()
+    exchange_small: Grids = ()
+    reduce: Grids = ()
+    reduce_small: Grids = ()
+    all_reduce: Grids = ()
 
     def seconds(self, traffic: Traffic, itemsize: int) -> float:
         """Return the estimated seconds of a step."""
         moved = max(traffic.received, traffic.sent) * traffic.remote * itemsize
         nbytes = max(traffic.written, traffic.reduced) * itemsize
-        if traffic.reduced and traffic.rounds == 1:
-            # Measured of a contribution from each rank; of fewer more is written for what is read.
-            nbytes = (traffic.reduced + traffic.written) * itemsize * self.ranks / (self.ranks + 1)
-        begun = traffic.copied + traffic.received - traffic.combined + traffic.reduced
-        run = begun * itemsize / traffic.runs if traffic.runs else 0.0
         return (
             self._network_latency(traffic)
             + moved / self.bandwidth_far
-            + self._on_a_node(traffic, nbytes, run)
+            + self._on_a_node(traffic, nbytes, traffic.run * itemsize)
         )
 
     def latency(self, traffic: Traffic) -> float:
@@ -221,30 +230,39 @@ class MeasuredModel(CostModel):
 
     def _on_a_node(self, traffic: Traffic, nbytes: float, run: float) -> float:
         if not traffic.rounds:
-            if not traffic.written:
-                return 0.0
-            grid = self.cut
+            kept = traffic.copied if traffic.written else 0.0
+            grids = self.cut
             if traffic.filled:
-                grid = self.fill if traffic.filled > traffic.copied else self.keep
+                grids = self.fill if traffic.filled > kept else self.keep
         elif traffic.rounds > 1:
-            grid = self.all_reduce
+            grids = self.all_reduce
+        elif traffic.reduced:
+            grids = self.reduce_small if traffic.is_small else self.reduce
         else:
-            grid = self.reduce if traffic.reduced else self.exchange
-        return look_up(grid, nbytes, run, nbytes / self.ranks)
+            grids = self.exchange_small if traffic.is_small else self.exchange
+        return look_up(grids, traffic.group, nbytes, run) if traffic.written else 0.0
 
 
-def look_up(grid: Grid, nbytes: float, run: float, whole: float) -> float:
-    """Return the seconds for so many bytes in runs of a length, those of whole blocks if longer.
+def look_up(grids: Grids, group: int, nbytes: float, run: float) -> float:
+    """Return the seconds for so many bytes in runs of a length, those of whole blocks if 0.
 
     They are interpolated over logarithms, and grow with the bytes beyond the last ones measured.
     """
-    if not grid or not nbytes:
+    if not grids or not nbytes:
         return 0.0
+    return 2.0 ** _between(
+        [(log2(n), _on_grid(grid, n, nbytes, run)) for n, grid in grids], log2(group)
+    )
+
+
+def _on_grid(grid: Grid, group: float, nbytes: float, run: float) -> float:
+    """Return the logarithm of the seconds of a number of ranks, each of which has a whole run."""
     *shorter, (_, last) = grid
+    whole = nbytes / group
     known = [(log2(length), curve) for length, curve in shorter if length < whole]
     known.append((log2(max(whole, 1.0)), last))
     at = [(place, _along(curve, nbytes)) for place, curve in known]
-    return 2.0 ** _between(at, log2(max(run, 1.0)) if run else at[-1][0])
+    return _between(at, log2(max(run, 1.0)) if run else at[-1][0])
 
 
 def _along(curve: Curve, nbytes: float) -> float:
@@ -289,7 +307,14 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
             filled=size if fills else 0,
             written=size,
             rounds=0,
-            runs=_runs(step, kept if fills else size),
+            run=_run(step),
+            group=prod(
+                n
+                for n, before, after in zip(
+                    step.src.mesh.shape, step.src.placements, step.dst.placements, strict=True
+                )
+                if before is not after
+            ),
         )
     mesh = step.src.mesh.abstract
     rank = step.dst.mesh.rank_at(coordinate)
@@ -306,12 +331,11 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
             messages=messages,
             remote=model.remote_fraction(mesh, step.mesh_axes),
             rounds=2,
-            combined=moved / 2,
-            runs=1 + messages,
+            group=group,
         )
     choice = choose_replicas(step.src, step.dst)
     received = sent = _schedule.count_received(step.src, step.dst, rank)
-    messages = step.messages(rank)
+    messages = senders = step.messages(rank)
     if same_mesh(step.src, step.dst):
         remote = model.remote_fraction(mesh, step.mesh_axes)
     else:
@@ -329,8 +353,9 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
         written=size,
         messages=messages,
         remote=remote,
-        combined=received if reduces else 0,
-        runs=_runs(step, size) * choice.contributions,
+        run=_run(step),
+        group=choice.contributions if reduces else senders + 1,
+        is_small=are_small([(step.src, step.dtype)]),
     )
 
 
@@ -340,12 +365,12 @@ def _size_at(layout: Layout, rank: int) -> int:
     return boxes.volume(block_at(layout, coordinate or (0,) * layout.mesh.ndim))
 
 
-def _runs(step: Step, size: float) -> float:
-    """Return how many stretches the values of a new block come in, that are consecutive in both."""
+def _run(step: Step) -> float:
+    """Return the length of the stretches of a new block that are consecutive in both blocks."""
     length = 1
     for axis in reversed(range(step.src.ndim)):
         before, after = (layout.partition(axis).length(0) for layout in (step.src, step.dst))
         length *= min(before, after)
         if before != after:
             break
-    return size / max(length, 1)
+    return max(length, 1)

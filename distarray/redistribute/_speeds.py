@@ -11,10 +11,12 @@ from math import log2
 from typing import Any, Final
 
 from distarray.comm import load_measured, store_measured
-from distarray.redistribute._cost import Grid, MeasuredModel
+from distarray.redistribute._cost import Curve, Grids, MeasuredModel
 
 _FILE: Final = "speeds"
-_GRIDS: Final = ("cut", "fill", "keep", "exchange", "reduce", "all_reduce")
+_GRIDS: Final = (
+    "cut", "fill", "keep", "exchange", "exchange_small", "reduce", "reduce_small", "all_reduce"
+)  # fmt: skip
 
 
 def keep_speeds(model: MeasuredModel) -> str:
@@ -46,10 +48,14 @@ def _kept() -> dict[int, MeasuredModel]:
     for ranks, kept in load_measured(_FILE).items():
         # What another version has kept is left alone.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            grids: dict[str, Any] = {name: _grid(kept[name]) for name in _GRIDS}
+            grids: dict[str, Any] = {name: _grids(kept[name]) for name in _GRIDS}
             found[int(ranks)] = MeasuredModel(ranks=int(ranks), **grids)
     return found
 
 
-def _grid(kept: Any) -> Grid:
-    return tuple([(run, tuple([(n, seconds) for n, seconds in curve])) for run, curve in kept])
+def _grids(kept: Any) -> Grids:
+    return tuple([(group, tuple([_curve(*one) for one in grid])) for group, grid in kept])
+
+
+def _curve(run: float, kept: Any) -> tuple[float, Curve]:
+    return run, tuple([(n, seconds) for n, seconds in kept])
