@@ -32,7 +32,7 @@ SUITES = {
     "fsdp_memory": (1, 2, 3, 4),
     "checkpoint": (1, 2),
     "first_calls": (2,),
-    "prediction": (2, 4),
+    "prediction": (1, 2, 3, 4, 8),
 }
 BUSY = 0.1
 """Of all cores' time: where others use more of it, nothing is recorded."""
@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--ranks", help="rank counts instead of the suites' own, such as 2,4")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs")
     parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor,dask")
+    parser.add_argument("--seed", help="of the random plans whose times are predicted")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / _machine.label()
     )
@@ -81,6 +82,7 @@ def _run(suite: str, ranks: int, options: argparse.Namespace) -> dict:
             command = [*command[3:], "--ranks", str(ranks), "--launcher", launcher]
         command += ["--out", str(out), *(["--quick"] if options.quick else [])]
         command += ["--without", options.without]
+        command += ["--seed", options.seed] if suite == "prediction" and options.seed else []
         threads = dict.fromkeys(
             ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
         )

@@ -17,6 +17,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="file for the numbers (JSON)")
     parser.add_argument("--quick", action="store_true", help="small and few, to see that it runs")
     parser.add_argument("--without", default="", help="contenders to leave out: heat,dtensor,dask")
+    parser.add_argument("--seed", type=int, default=7, help="of what is drawn at random")
     return parser.parse_args()
 
 
