@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 import distarray as da
-from benchmarks import by_distarray, cases, contenders, measure
+from benchmarks import by_distarray, by_hand, cases, contenders, measure, small_by_hand
 
 BASELINE = "NumPy"
 
@@ -75,6 +75,13 @@ def _numpy(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> measure.Wo
     return works[name]
 
 
+def _compare(name: str, result: Any, expected: Any) -> None:
+    """Raise if the library's block is not what the messages by hand give."""
+    block = by_distarray.local(result) if isinstance(result, da.DistArray) else result
+    if np.shape(block) != np.shape(expected) or not np.allclose(block, expected, rtol=1e-12):
+        raise ValueError(f"{by_distarray.NAME}: {name} is not what it is by hand")
+
+
 def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     """Measure one operation; check every contender's result first."""
     random = np.random.default_rng(comm.rank)
@@ -86,6 +93,10 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     elif name in cases.SMALL_FUNCTIONS:
         works = {BASELINE: _function(name, [x, y, r], np)}
         works[by_distarray.NAME] = _function(name, [x, y, r], da)
+        by_messages = small_by_hand.work(name, x, y, itertools.count(3))
+        if by_messages is not None:
+            works[by_hand.NAME] = by_messages
+            _compare(name, works[by_distarray.NAME](), by_messages())
     else:
         works = {BASELINE: _numpy(name, x, y, r)}
     is_short = len(works) > 1  # one of many rows
