@@ -119,7 +119,7 @@ def _surround(x: Any, axis: int, before: Any, after: Any) -> Any:
         for part in (before, x, after)
         if part is not None
     ]
-    return run(_join, parts, (axis, _target(x._layout, axis, (left, right))))
+    return run(_join, parts, (axis, _target(x._layout, axis, (left, right)), None))
 
 
 def _slice(x: Any, axis: int, start: int, stop: int) -> Any:

@@ -26,6 +26,7 @@ from distarray.redistribute._execute import (
     redistribute_together,
     refuse,
 )
+from distarray.redistribute._joined import Joined, Part
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
@@ -38,8 +39,10 @@ __all__ = [
     "Grid",
     "Grids",
     "Handle",
+    "Joined",
     "MeasuredModel",
     "Packed",
+    "Part",
     "Piece",
     "Plan",
     "are_small",

@@ -317,6 +317,11 @@ class _Local:
         kept = step.kept_boxes(rank)
         self._regions = None if kept is None else (region(kept[0]), region(kept[1]))
 
+    @property
+    def regions(self) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+        """Where the part that is kept is in the own block, and in the new one."""
+        return self._regions
+
     def view(self, local: Buffer) -> Buffer:
         """Return the new block as a part of the own one, where it is one in host memory.
 
@@ -549,6 +554,11 @@ class _Exchange(_Collective):
     def source(self) -> tuple[Layout, np.dtype[Any]]:
         """The layout before, and the dtype of what travels."""
         return self._step.src, self._step.dtype
+
+    @property
+    def takes(self) -> Sequence[Take]:
+        """What of the new block comes from which ranks of the communicator."""
+        return self._takes
 
     @property
     def peers(self) -> set[int]:

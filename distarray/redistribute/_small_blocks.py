@@ -64,7 +64,12 @@ class SmallBlocks:
 
         None where that needs another way, on all ranks alike.
         """
-        payload = b"".join([one.tobytes() + bytes(-one.nbytes % _ALIGNED) for one in blocks])
+        parts = []
+        for one in blocks:
+            parts.append(one.tobytes())
+            if one.nbytes % _ALIGNED:
+                parts.append(bytes(-one.nbytes % _ALIGNED))
+        payload = b"".join(parts)
         told = self._communicator.exchange_small(payload, token, what, self._most)
         if told is None:
             return None

@@ -304,6 +304,8 @@ class Step:
             for one, dtype in zip(self.panels.moves, self.call.dtypes, strict=True):
                 if one is not None:
                     permit(self.op.name, *one, dtype)
+        if not any(self.moves):
+            return [*blocks]
         return move_all(self.op.name, operands or blocks, blocks, self.moves, bring)
 
     def _layout_maker(self) -> Callable[[Buffer | None], Layout] | None:

@@ -10,13 +10,14 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.core import (
     BaseArray,
     Call,
@@ -33,7 +34,6 @@ from distarray.core import (
     convert_on_all,
     copy_array,
     describe,
-    device_of,
     normalize_dtype,
     normalize_operands,
     plain_buffer,
@@ -45,50 +45,69 @@ from distarray.core import (
     with_length,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
-from distarray.layout import Layout, normalize_axis
+from distarray.layout import Layout, mark_counted, normalize_axis
 from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.families._selection import WHOLE_AXIS, selected_layout
 from distarray.ops.indexing._items import getitem, rows
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.manipulation._shape import expand_dims
-from distarray.redistribute import estimate
+from distarray.redistribute import Joined, Part, estimate
 from distarray.typing import Axes, Buffer, Shape
 
 # --- the family ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Join(Layouts):
+    """Layouts of a join, and what the parts of the result are."""
+
+    parts: tuple[Part, ...]
+
+
 def join(name: str) -> Op:
-    """Return an operation that joins arrays; `static` is (axis, layout of the result or None)."""
+    """Return an operation that joins arrays, or stretches of one.
+
+    `static` is (axis, layout of the result or None, stretches or None): where each begins in the
+    only operand, and where it ends.
+    """
     return Op(name, np.concatenate, _spec, bind=_bind)
 
 
 def _spec(_: Op, call: Call) -> Layouts:
-    axis, given = call.static
-    shape = join_shapes(call.shapes, axis)
-    if given is not None:
-        return plan_join(call.layouts, axis, given)
-    return cheapest(call.layouts, axis, shape)
+    axis, given, stretches = call.static
+    layouts, starts = call.layouts, [0] * len(call.layouts)
+    if stretches is None:
+        shape = join_shapes(call.shapes, axis)
+    else:
+        (whole,) = layouts
+        before = (WHOLE_AXIS,) * axis
+        layouts = [selected_layout(whole, (*before, (*one, None))) for one in stretches]
+        starts = [start for start, _ in stretches]
+        shape = join_shapes([layout.shape for layout in layouts], axis)
+    targets, output = plan_join(layouts, axis, given) if given else cheapest(layouts, axis, shape)
+    inputs, parts, sends = [*call.layouts], [], []
+    for i, (start, src, dst) in enumerate(zip(starts, layouts, targets, strict=True)):
+        if src.has_partial and not dst.has_partial:  # then all are whole
+            inputs[i] = src = dst  # the engine reduces it
+        parts.append(Part(0 if stretches is not None else i, start, src, dst))
+        if src is not dst:
+            sends.append((src, dst, True))
+    if any(layout.is_counted for layout in call.layouts):
+        for part in parts:
+            mark_counted(part.src)
+            mark_counted(part.dst)
+    return Join(tuple(inputs), output, tuple(sends), parts=tuple(parts))
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
-    (axis, _), output = step.call.static, step.output
-    # A part's block lies next to that of the part before it, whether or not the axis is cut.
-    lengths = [source.local_shape()[axis] for source in step.sources]
-    before = (slice(None),) * axis
-    places = [(*before, slice(a, b)) for a, b in pairwise(accumulate(lengths, initial=0))]
-    shape, device = output.local_shape(), device_of(output)
-
-    def side_by_side(*blocks: Buffer) -> Buffer:
-        out = _memory.empty(shape, blocks[0].dtype, device)
-        for place, block in zip(places, blocks, strict=True):
-            out[place] = block
-        return out
-
-    return side_by_side
+    spec: Any = step.spec
+    axis, name = step.call.static[0], step.op.name
+    return Joined(name, spec.inputs, axis, spec.parts, spec.output, step.call.dtypes[0])
 
 
 _concat = join("concat")
 _roll = join("roll")
+_tile = join("tile")
 
 
 @register
@@ -141,7 +160,10 @@ def concat(
     [0 1 2 0 0]
     """
     check_casting("concat", casting)
-    given = normalize_operands("concat", list_arrays("concat", arrays))
+    given = list_arrays("concat", arrays)
+    if out is None and dtype is None and axis is not None and _are_alike(given):
+        return run(_concat, given, (normalize_axis(axis, given[0].ndim), None, None))
+    given = normalize_operands("concat", given)
     if not given:
         raise ShapeError("concat got no arrays; pass at least one")
     check_distributed("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
@@ -168,7 +190,7 @@ def concat(
             )
     along = normalize_axis(axis, given[0].ndim)
     if all(own is dtype or own == dtype for own in dtypes):
-        return run_and_write(_concat, given, (along, None), out)
+        return run_and_write(_concat, given, (along, None, None), out)
     shape = join_shapes([x.shape for x in given], along)  # which must fit before anything is sent
     if out is not None:
         check_fits("concat", out, shape, dtype)
@@ -179,7 +201,15 @@ def concat(
         else convert_on_all(mesh, "concat", x.dtype, dtype, functools.partial(x.astype, dtype))
         for x in given
     ]
-    return run_and_write(_concat, parts, (along, None), out)
+    return run_and_write(_concat, parts, (along, None, None), out)
+
+
+def _are_alike(arrays: Sequence[Any]) -> bool:
+    """Tell whether all are distributed, and of one dtype, to which they promote."""
+    if not arrays or not isinstance(arrays[0], BaseArray) or not arrays[0].dtype.isbuiltin:
+        return False
+    dtype = arrays[0].dtype
+    return all(isinstance(x, BaseArray) and x.dtype is dtype for x in arrays)
 
 
 def _common_dtype(dtypes: Sequence[Any]) -> Any:
@@ -200,22 +230,22 @@ def list_arrays(name: str, arrays: Any) -> list[Any]:
         ) from None
 
 
-def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> Layouts:
-    """Return the layouts of arrays and of their join: the one of theirs for which least moves."""
+def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> tuple[list[Layout], Layout]:
+    """Return what `plan_join` does, for the layout of theirs for which least moves."""
     alike = len({layout.placements for layout in layouts}) == 1
     models = dict.fromkeys(layouts if alike else [layout.without_partial() for layout in layouts])
     ways = [plan_join(layouts, axis, resize_axis(model, axis, shape[axis])) for model in models]
-    return min(ways, key=lambda way: _seconds(layouts, way.inputs))
+    return min(ways, key=lambda way: _seconds(layouts, way[0]))
 
 
-def plan_join(layouts: Sequence[Layout], axis: int, output: Layout) -> Layouts:
-    """Return what arrays must be cut like to be joined in a given layout."""
+def plan_join(layouts: Sequence[Layout], axis: int, output: Layout) -> tuple[list[Layout], Layout]:
+    """Return what arrays must be cut like to be joined in a given layout, and that."""
     inputs, start = [], 0
     for layout in layouts:
         part = (start, start + layout.shape[axis], None)
         inputs.append(selected_layout(output, (*(WHOLE_AXIS,) * axis, part)))
         start = part[1]
-    return Layouts(tuple(inputs), output)
+    return inputs, output
 
 
 def _seconds(layouts: Sequence[Layout], targets: Sequence[Layout]) -> float:
@@ -346,14 +376,11 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
     [3 4 0 1 2]
     """
     check_distributed("roll", x)
-    try:
-        several = [operator.index(by) for by in np.atleast_1d(shift)]
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(
-            f"roll got shift={describe(shift)}; pass an integer, or one for each axis"
-        ) from None
+    several = [shift] if shift.__class__ is int else _shifts(shift)
     if axis is None:
-        return change_shape(roll(change_shape(x, (-1,)), sum(several), 0), x.shape)
+        return change_shape(_roll_axis(change_shape(x, (-1,)), sum(several), 0), x.shape)
+    if axis.__class__ is int and len(several) == 1:
+        return _roll_axis(x, several[0], normalize_axis(axis, x.ndim))
     several_axes = isinstance(axis, (tuple, list)) or (isinstance(axis, np.ndarray) and axis.ndim)
     axes: list[Any] = [*axis] if several_axes else [axis]  # type: ignore[misc]
     shifts = several * len(axes) if len(several) == 1 else several
@@ -367,11 +394,19 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: Axes = None) -> Any:
     return x
 
 
+def _shifts(shift: Any) -> list[int]:
+    try:
+        return [operator.index(by) for by in np.atleast_1d(shift)]
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"roll got shift={describe(shift)}; pass an integer, or one for each axis"
+        ) from None
+
+
 def _roll_axis(x: Any, shift: int, axis: int) -> Any:
-    size, before = x.shape[axis], (slice(None),) * axis
+    size = x.shape[axis]
     split = size - shift % size if size else 0
-    parts = [getitem(x, (*before, part)) for part in (slice(split, None), slice(split))]
-    return run(_roll, parts, (axis, x._layout))
+    return run_one(_roll, x, (axis, x._layout, ((split, size), (0, split))))
 
 
 @register
@@ -542,5 +577,5 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Any:
         if n == 0:
             x = getitem(x, (*(slice(None),) * axis, slice(0)))
         elif n > 1:
-            x = concat([x] * n, axis=axis, dtype=x.dtype)
+            x = run_one(_tile, x, (axis, None, ((0, x.shape[axis]),) * n))
     return x
