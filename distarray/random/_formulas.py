@@ -1,10 +1,10 @@
 """Formulas of random numbers, in integer and IEEE arithmetic that every platform has alike.
 
-The functions are written once and run twice: by NumPy on arrays of at least one axis, and compiled
-by Numba for one element at a time (``_kernels``). They use nothing but integer operations, the
-four operations of arithmetic and square roots, all of which IEEE 754 rounds in one way; logarithm,
-sine and cosine are series of our own. So both give the same bits, on every processor, whatever its
-libraries.
+The functions are written once and run twice: by NumPy on arrays, or on scalars of its own, and
+compiled by Numba for one element at a time (``_kernels``). They use nothing but integer operations,
+the four operations of arithmetic and square roots, all of which IEEE 754 rounds in one way;
+logarithm, sine and cosine are series of our own. So both give the same bits, on every processor,
+whatever its libraries.
 
 Philox 4x32-10 is the generator of J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, "Parallel
 random numbers: as easy as 1, 2, 3", SC'11: ten rounds of multiplications turn a counter of four
@@ -99,7 +99,9 @@ def double_of(bits: Any) -> Any:
 
 def either(condition: Any, a: Any, b: Any) -> Any:
     """Return ``a`` where the condition holds, and ``b`` elsewhere."""
-    return np.where(condition, a, b)
+    if np.ndim(condition):
+        return np.where(condition, a, b)
+    return a if condition else b
 
 
 def logarithm(u: Any) -> Any:

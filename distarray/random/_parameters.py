@@ -137,7 +137,7 @@ def check(
 
 
 def _refuse(parameters: Sequence[Parameter], values: Sequence[Any], holds: Any, must: str) -> None:
-    if np.all(holds):
+    if holds is True or np.all(holds):
         return
     wrong, *those = np.broadcast_arrays(~np.asarray(_host(holds)), *map(_host, values))
     place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)

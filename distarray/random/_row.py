@@ -93,14 +93,23 @@ def distribution(
     )
 
     public = signature.replace(parameters=list(signature.parameters.values())[1:])
+    names = public.parameters.keys()
+    positional = [p.name for p in public.parameters.values() if p.kind is POSITION]
+    defaults = {
+        p.name: p.default
+        for p in public.parameters.values()
+        if p.default is not inspect.Parameter.empty
+    }
 
     def draw(self: Any, *args: Any, **options: Any) -> Any:
-        try:
-            bound = signature.bind(self, *args, **options)
-        except TypeError as error:
-            raise ArgumentTypeError(f"{name}: {error}; its signature is {name}{public}") from None
-        bound.apply_defaults()
-        given = bound.arguments
+        given = {**defaults, **dict(zip(positional, args, strict=False)), **options}
+        twice = not options.keys().isdisjoint(positional[: len(args)])
+        if given.keys() != names or len(args) > len(positional) or twice:
+            try:  # which takes 10 us
+                signature.bind(self, *args, **options)
+            except TypeError as error:
+                shown = f"its signature is {name}{public}"
+                raise ArgumentTypeError(f"{name}: {error}; {shown}") from None
         values = [read(p, given[p.name]) for p in parameters]
         kind = INTEGERS if whole else read_float_dtype(given["dtype"])
         where = given["size"], kind, given["mesh"], given["placements"]

@@ -18,6 +18,7 @@ on an Intel Xeon, with four rows at a time); `_choice` finds out where the progr
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -168,7 +169,11 @@ _ZEROS: Final = np.zeros(_LINE, np.uint8)
 def address_of(array: Any) -> int:
     """Return where the first element of a NumPy or CuPy array lies."""
     if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
+        buffer: Any = array
+        try:  # which takes a fifth of the time
+            return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        except (TypeError, ValueError):  # it is read-only, empty or not contiguous
+            return int(array.__array_interface__["data"][0])
     return int(array.data.ptr)
 
 
