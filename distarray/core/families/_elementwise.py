@@ -62,7 +62,7 @@ from distarray.layout import Partial
 from distarray.redistribute import read_local
 from distarray.typing import Buffer
 
-_PLAIN: tuple[bool, tuple[Any, ...], str] = (False, (), "")
+PLAIN: tuple[bool, tuple[Any, ...], str] = (False, (), "")
 """Static arguments: whether the last operand is a mask, keywords of the local function, as text."""
 
 _PIECE: Final = 1 << 14
@@ -246,8 +246,8 @@ def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: An
     **options
         Keywords of the local function.
     """
-    static = _static(op, masked, options) if masked or options else _PLAIN
-    if op.instead is None or static is not _PLAIN:
+    static = _static(op, masked, options) if masked or options else PLAIN
+    if op.instead is None or static is not PLAIN:
         return run(op, operands, static)
     operands = [np.array(None) if x is None else x for x in operands]
     try:
@@ -286,7 +286,7 @@ _promoted = cache()
 
 def _spec(op: Op, call: Call) -> Spec:
     kept = []
-    if call.static == _PLAIN and any(layout.has_partial for layout in call.layouts):
+    if call.static == PLAIN and any(layout.has_partial for layout in call.layouts):
         (result, *_) = _result_dtypes(op, call.dtypes, call.static)
         for rule in op.rules:
             pairs = zip(rule[1:], call.dtypes, range(len(call.dtypes)), strict=True)

@@ -22,7 +22,8 @@ from distarray.core.engine._float_errors import (
     errors_raise,
 )
 from distarray.core.engine._operands import LARGE
-from distarray.core.families._elementwise import refusal_error, run_into, run_row
+from distarray.core.engine._pipeline import run_one
+from distarray.core.families._elementwise import PLAIN, refusal_error, run_into, run_row
 
 _new = object.__new__
 _ndarray = np.ndarray
@@ -38,12 +39,15 @@ def unary_path(row: Op) -> Callable[[Any], Any]:
 
     if row.nout > 1:
         return lambda x: run((x,))
+    is_plain = row.check is None and row.instead is None
 
     def call(x: Any) -> Any:
         if open_traces or not isinstance(x, BaseArray):
             return run((x,))
         block = x._local
         layout = x._layout
+        if layout.has_partial and is_plain:
+            return run_one(row, x, PLAIN)
         if layout.has_partial or block.nbytes >= LARGE or block.__class__ is not _ndarray:
             return run((x,))
         if error_state() is not DEFAULT_ERROR_STATE and errors_raise():

@@ -156,13 +156,18 @@ def reduction(
     return op
 
 
+_AXES = frozenset(("axis", "keepdims"))
+
 # --- the public arguments ------------------------------------------------------------------------
 
 
 def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
-    if not options and len(args) <= 1 and isinstance(x, BaseArray):
-        axis = axis_key(args[0], len(x._layout.shape)) if args else None
-        return run_one(op, x, (axis, None, False, True))
+    if len(args) <= 1 and isinstance(x, BaseArray) and _AXES.issuperset(options):
+        keepdims = options.get("keepdims", False)
+        if keepdims.__class__ is bool and not (args and "axis" in options):
+            axis = args[0] if args else options.get("axis")
+            axis = None if axis is None else axis_key(axis, len(x._layout.shape))
+            return run_one(op, x, (axis, None, keepdims, True))
     if len(args) > len(op.accepts) or not {*op.accepts, *_keywords(op)}.issuperset(options):
         op.check_arguments((x, *args), options)
     return reduce(op, x, **dict(zip(op.accepts, args, strict=False)), **options)
