@@ -125,10 +125,12 @@ SMALL_FUNCTIONS = (
     "xp.zeros(x.shape)", "xp.full(x.shape, 2.0)", "xp.ones_like(x)", "xp.arange(len(x))",
     "xp.arange(next(turns))", "xp.linspace(0, 1, len(x))", "xp.eye(len(x))",
     "float(xp.ones(next(turns) % 4096 + 1).sum())",
-    "rng.random(x.shape)", "rng.normal(size=x.shape)", "rng.integers(9, size=x.shape)",
+    "rng.random(3)", "rng.normal(size=3)", "rng.random(x.shape)", "rng.normal(size=x.shape)",
+    "rng.integers(9, size=x.shape)",
 )  # fmt: skip
 """What scripts call in loops, as text: `xp` is NumPy or the library, `b` a plain array of the
-global shape, `turns` never the same number. Timed beside NumPy on one block, and not compared."""
+global shape, `turns` never the same number. Timed beside NumPy on one block, which is not compared,
+and beside messages by hand (`small_by_hand`), which are."""
 SMALL_ROWS = 16
 """Rows of one rank's block; every array is split over its rows, and R is held by all."""
 LINE_SIZE = 1 << 20

@@ -145,6 +145,11 @@ def gather_lines(
         As in ``Communicator.views``.
     """
     count = len(parts[0])
+    if count == len(parts) == 1:
+        (line,) = parts
+        own = np.ascontiguousarray(line).reshape(-1).view(np.uint8)
+        everything = np.concatenate(gather_blocks(comm, own, most, token, what))
+        return [everything.view(line.dtype).reshape(1, -1, *line.shape[2:])]
     flat = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
     own = flat[0] if len(flat) == 1 else np.concatenate(flat)
     widths = [count * one.itemsize * prod(one.shape[2:]) for one in parts]
