@@ -191,6 +191,15 @@ MUTANTS = (
         3,
     ),
     Mutant(
+        "parts of a join are read where they begin in the own block",
+        "redistribute/_joined.py",
+        "_offset(part, operands, axis, coordinate))\n                target",
+        "_offset(part, operands, axis, mesh.coordinate))\n                target",
+        (
+            "ops/manipulation/test_joining.py::test_rolls_and_tiles_along_a_cut_axis_are_one_exchange",
+        ),
+    ),
+    Mutant(
         "large all-reduces leave out the last rank",
         "redistribute/_execute.py",
         "pieces = [view[start:stop] for view in views]",

@@ -136,6 +136,25 @@ def test_concat_along_an_uncut_axis_sends_nothing() -> None:
     on_ranks(program)
 
 
+def test_rolls_and_tiles_along_a_cut_axis_are_one_exchange() -> None:
+    values = np.arange(40.0).reshape(8, 5)
+
+    def program() -> None:
+        x = da.asarray(values).redistribute([Shard(0)])
+        for shift in (1, 2):
+            with CommLog() as log:
+                found = joining.roll(x, shift, 0)
+            agrees(found, np.roll(values, shift, 0))
+            assert log.count() == 1
+            assert log.bytes() == shift * values[0].nbytes
+        with CommLog() as log:
+            found = joining.tile(x, (2, 1))
+        agrees(found, np.tile(values, (2, 1)))
+        assert log.count() == 1
+
+    on_ranks(program)
+
+
 def test_concat_takes_the_layout_for_which_least_has_to_move() -> None:
     def program() -> None:
         mesh = init_device_mesh((4,))
