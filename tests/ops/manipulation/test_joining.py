@@ -136,6 +136,7 @@ def test_concat_along_an_uncut_axis_sends_nothing() -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only  # small blocks of a node travel in one round
 def test_rolls_and_tiles_along_a_cut_axis_are_one_exchange() -> None:
     values = np.arange(40.0).reshape(8, 5)
 
