@@ -45,6 +45,7 @@ from distarray.torch.following._rules import (
     Call,
     Case,
     Follows,
+    Rule,
     item_by_item,
     needs_items,
     put,
@@ -155,12 +156,17 @@ class Following(Pausing):
         rule = rule_of(func)
         if rule.tells_nothing:
             return func(*args, **kwargs)
-        drawing = draws(rule.name, args, kwargs)
-        if drawing or any(map(is_known, tensors_in(args, kwargs))):
-            return self._followed(Call(func, rule, args, kwargs), drawing)
-        return func(*args, **kwargs)
+        found = self._follow(func, rule, args, kwargs)
+        return func(*args, **kwargs) if found is None else found[0]
 
-    @disable_compile
+    @disable_compile  # which would look for what is known in dictionaries that change meanwhile
+    def _follow(self, func: Any, rule: Rule, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """Return the result of a call, if it draws or anything is known of its operands."""
+        drawing = draws(rule.name, args, kwargs)
+        if not drawing and not any(map(is_known, tensors_in(args, kwargs))):
+            return None
+        return (self._followed(Call(func, rule, args, kwargs), drawing),)
+
     def _followed(self, call: Call, drawing: bool) -> Any:
         if not drawing and not _concerns(call):
             call = sum_gradients(call)
