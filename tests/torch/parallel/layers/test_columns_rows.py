@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -276,6 +277,27 @@ def test_compiled_models_compute_the_same():
         compare(2, model, (words,), parallel)
     finally:
         torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+def test_compiler_does_not_trace_what_is_known_of_tensors():
+    from torch._dynamo import utils  # whose import takes a second
+
+    torch._dynamo.reset()
+    utils.clear_compilation_metrics()
+    try:
+        compare(
+            2,
+            _pair(),
+            (_values(4, 5),),
+            lambda *one: torch.compile(_parallel(*one), backend="aot_eager"),
+        )
+        # It would look at dictionaries that change meanwhile.
+        traced = {Path(one.co_filename or "").name for one in utils.get_compilation_metrics()}
+    finally:
+        torch._dynamo.reset()
+    assert traced
+    assert not traced & {"_layouts.py", "_operands.py"}
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
