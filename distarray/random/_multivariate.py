@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.core import BaseArray, normalize_shape, warn
-from distarray.errors import ArgumentError, ArgumentTypeError, LinAlgError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Placement
-from distarray.ops import matmul
+from distarray.ops import LinAlgError, matmul
 from distarray.random._continuous import gamma_parts
 from distarray.random._counts import binomial, hypergeometric
 from distarray.random._parameters import (

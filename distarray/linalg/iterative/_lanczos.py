@@ -8,7 +8,7 @@ import numpy as np
 
 from distarray.comm import default_mesh, default_placements
 from distarray.core import BaseArray, check_distributed, check_flag, new_array, replicated_layout
-from distarray.errors import ArgumentError, LinAlgError, ShapeError
+from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout
 from distarray.linalg._factorizations import svd
 from distarray.linalg.iterative._basis import Basis
@@ -25,7 +25,7 @@ from distarray.linalg.iterative._operators import (
     vector_dtype,
 )
 from distarray.linalg.iterative._vectors import Space, is_finite, size_of
-from distarray.ops import conj, flip, matmul, matrix_transpose, stack
+from distarray.ops import LinAlgError, conj, flip, matmul, matrix_transpose, stack
 from distarray.random import Generator, default_rng
 
 _LEAST: Final = 20

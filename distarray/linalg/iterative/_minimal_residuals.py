@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from distarray.errors import LinAlgError
 from distarray.linalg.iterative._basis import Basis
 from distarray.linalg.iterative._operators import (
     System,
@@ -18,6 +17,7 @@ from distarray.linalg.iterative._operators import (
     refuse,
 )
 from distarray.linalg.iterative._vectors import is_finite, size_of, square_of
+from distarray.ops import LinAlgError
 
 _RESTART: Final = 20
 """Vectors of GMRES before it begins anew, as in SciPy."""

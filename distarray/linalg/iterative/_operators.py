@@ -17,9 +17,9 @@ from distarray.core import (
     copy_block,
     describe,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, LinAlgError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.linalg.iterative._vectors import Space, is_finite
-from distarray.ops import conj, matmul, matrix_transpose
+from distarray.ops import LinAlgError, conj, matmul, matrix_transpose
 from distarray.typing import Buffer, Shape
 
 Function = Callable[[Any], Any]
