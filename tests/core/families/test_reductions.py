@@ -283,6 +283,13 @@ def test_ties_and_nans_go_to_the_lowest_index_across_columns() -> None:
 
     assert set(on_ranks(program)) == {(10, 5, 5)}
 
+    def of_columns() -> None:
+        cut = distribute_array(holes.T, init_device_mesh((3,)), [Shard(0)])  # ties in each column
+        for name in ("argmin", "argmax"):
+            agrees(getattr(cut, name)(axis=0), getattr(np, name)(holes.T, axis=0))
+
+    on_ranks(of_columns)
+
 
 def test_bad_arguments_raise_the_same_error_on_every_rank_and_the_next_call_works() -> None:
     def program() -> list[str]:
