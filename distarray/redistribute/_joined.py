@@ -91,6 +91,11 @@ class Joined:
             dtype.str,
             *[x for p in parts for x in (p.operand, p.start, p.src.fingerprint)],
         )
+        self._communicator: Communicator | None = None
+        self._small: SmallBlocks | None = None
+        self._me = 0
+        self._moving: list[int] = []
+        """Operands whose small blocks travel."""
         self._steps: list[_Exchange] = []
         self._copies: list[tuple[int, int, Region, Region]] | None = None
         """Operand and rank of whose block a part is taken, where it is there and in the result."""
@@ -118,7 +123,6 @@ class Joined:
         if len(communicators) > 1 or any(c is None or not c.reaches_all() for c in communicators):
             return
         communicator = next(iter(communicators), None)
-        self._communicator: Communicator | None = communicator
         mesh: Any = operands[0].mesh
         ranks = (mesh.rank,) if communicator is None else communicator.ranks
         me = 0 if communicator is None else communicator.rank
@@ -133,8 +137,7 @@ class Joined:
                 if part.operand in wanted:
                     wanted[part.operand].add(peer)
         self._copies, self._me, self._steps = copies, me, exchanges
-        self._small: SmallBlocks | None = None
-        self._moving = [*moving]
+        self._communicator, self._moving = communicator, [*moving]
         if communicator is not None:
             self._small = SmallBlocks(sources, communicator, [*wanted.values()])
 

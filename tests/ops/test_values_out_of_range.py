@@ -61,8 +61,7 @@ def test_limit_beyond_all_items_of_a_dtype_limits_none(limits: tuple[Any, Any]) 
     values = np.array([0, 1, 254, 255], np.uint8)
     result = da.clip(da.asarray(values), *limits)
     assert result.dtype == np.uint8
-    expected = values[values >= 255].repeat(4) if limits == (255, None) else values
-    expected = values * 0 if limits == (None, 0) else expected
+    expected = {(255, None): values * 0 + 255, (None, 0): values * 0}.get(limits, values)
     np.testing.assert_array_equal(result.full_array(), expected)
 
 

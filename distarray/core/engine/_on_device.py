@@ -57,9 +57,10 @@ def lacking_error(name: str) -> DeviceError:
     )
 
 
-def copy_where(target: Buffer, values: Any, mask: Any, casting: Any = "same_kind") -> None:
+def copy_where(target: Buffer, values: Buffer, mask: Any, casting: Any = "same_kind") -> None:
     """Copy values into a block on a GPU where a mask is true."""
     library = _backend.namespace_of(target)
+    values = _backend.unaliased(values, target)
     if isinstance(mask, (bool, np.bool_)):
         if mask:
             library.copyto(target, values, casting=casting)

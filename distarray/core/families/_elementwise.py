@@ -397,7 +397,6 @@ def _call_masked(
         results = _on_device.substitute(local)(*inputs, **keywords)
         results = results if isinstance(results, tuple) else (results,)
         for target, result in zip(targets, results, strict=True):
-            result = _backend.unaliased(result, target)
             _on_device.copy_where(target, result, mask, casting)
     return targets if len(targets) > 1 else targets[0]
 
@@ -557,7 +556,6 @@ def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: 
         if on_device:
             dtypes = _result_dtypes(op, [dtype_key(x) for x in inputs], (False, *static[1:]))
             (result,) = _on_device.call_on_device(local, inputs, dtypes)
-            result = _backend.unaliased(result, target)
             _on_device.copy_where(target, result, mask, casting)
         else:
             result = _backend.unaliased(local(*inputs), target)  # which may be a view

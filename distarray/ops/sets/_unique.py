@@ -396,7 +396,7 @@ def unique(
     -----
     Distribution: the different items of each block go to where they have their place, once, with 8
     bytes for each index and count; for `return_inverse` 8 bytes of each come back. Parts along an
-    axis that are cut are brought together first. Arrays of at most 1 KiB go to every process as
+    axis that are cut are brought together first. Arrays of at most 4 KiB go to every process as
     they are. Memory: the block, sorted; with index or inverse 8 bytes an item, three times. Partial
     inputs are reduced first. Blocks on a GPU are sorted by NumPy on the host.
 
