@@ -60,6 +60,7 @@ class Description:
         "_own_box",
         "_own_shape",
         "_partitions",
+        "_shortest",
         "has_partial",
         "is_counted",
         "is_even",

@@ -96,6 +96,7 @@ class Layout(Description):
     _own_box: Box | None
     _own_shape: Shape | None
     _fingerprint: int | None
+    _shortest: Layout | bool | None
 
     def __new__(
         cls,
@@ -136,6 +137,23 @@ class Layout(Description):
                 return self
             object.__setattr__(self, "_abstract", self.replace(mesh=mesh))
         return cast("Layout", self._abstract)
+
+    @property
+    def shortest(self) -> Layout | None:
+        """The layout with the same placements and one item in each block.
+
+        None where a block of this one is empty, or the mesh and the placements do not tell who
+        holds what: with a `shard_order` or `boundaries`.
+        """
+        found = self._shortest
+        if found is None:
+            found = False
+            plain = self.shard_order is None and not self._boundaries
+            if plain and all(split.smallest for split in self._partitions):
+                found = Layout(self.mesh, self.placements, [s.count for s in self._partitions])
+            if found is not self:  # see `abstract`
+                object.__setattr__(self, "_shortest", found)
+        return found or None  # type: ignore[return-value]
 
     @property
     def fingerprint(self) -> int:
@@ -317,6 +335,7 @@ def _seal(parts: Description) -> Layout:
     made.is_even = not parts._boundaries and all(split.is_even for split in parts._partitions)
     made.is_counted = False
     made._abstract = made._own_box = made._own_shape = made._fingerprint = None
+    made._shortest = None
     # Assigning attributes of a layout by way of `object` takes seven times as long.
     parts.__class__ = Layout
     return made

@@ -50,6 +50,11 @@ class Partition:
         return max(stop - start for start, stop in pairwise(self.offsets))
 
     @property
+    def smallest(self) -> int:
+        """The length of the shortest block."""
+        return min(stop - start for start, stop in pairwise(self.offsets))
+
+    @property
     def offsets(self) -> tuple[int, ...]:
         """The `count` + 1 boundaries; block i is ``range(offsets[i], offsets[i + 1])``."""
         return self._offsets
@@ -120,6 +125,10 @@ class _Chunked(Partition):
         return self.bounds(0)[1]  # ceil-sized blocks come first
 
     @property
+    def smallest(self) -> int:
+        return _shortest(self.size, self.counts)
+
+    @property
     def offsets(self) -> tuple[int, ...]:
         # Not kept: `chunk` keeps many of these for long.
         found: Sequence[int] = (0, self.size)
@@ -161,6 +170,16 @@ class _Chunked(Partition):
 
     def __repr__(self) -> str:
         return f"chunk({self.size}, {self.counts})"
+
+
+def _shortest(size: int, counts: tuple[int, ...]) -> int:
+    """Return the length of the shortest nested block of ``range(size)``."""
+    if not counts:
+        return size
+    longest = -(-size // counts[0])
+    last = max(size - longest * (counts[0] - 1), 0)  # of blocks in between all are as long
+    rest = counts[1:]
+    return min(_shortest(longest, rest), _shortest(last, rest))
 
 
 def _collect(

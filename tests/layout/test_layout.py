@@ -20,7 +20,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import AbstractMesh, Layout, Mesh, Partial, Replicate, Shard
-from tests.layout.strategies import layouts
+from tests.layout.strategies import blocks, layouts
 
 MESH = AbstractMesh((2, 4), axis_names=("dp", "tp"))
 S, R, P = Shard, Replicate(), Partial()
@@ -53,6 +53,19 @@ def test_attributes() -> None:
     assert layout.partition(0).count == 1
     assert layout.partition(-1).offsets == (0, 32, 64)
     assert Layout(MESH, [R, R], ()).is_replicated
+
+
+@given(layouts())
+@settings(max_examples=200)
+def test_the_shortest_layout_has_one_item_in_each_block(layout: Layout) -> None:
+    lengths = [s.stop - s.start for _, box in blocks(layout) for s in box]
+    plain = layout.shard_order is None and layout.boundaries is None
+    found = layout.shortest
+    assert found is layout.shortest
+    assert (found is not None) == (plain and 0 not in lengths)
+    if found is not None:
+        assert (found.mesh, found.placements) == (layout.mesh, layout.placements)
+        assert {s.stop - s.start for _, box in blocks(found) for s in box} <= {1}
 
 
 def test_str_and_repr() -> None:

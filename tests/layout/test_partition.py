@@ -58,7 +58,7 @@ def test_offsets_tile_the_axis(partition: Partition) -> None:
     lengths = [stop - start for start, stop in pairwise(offsets)]
     assert [partition.length(i) for i in range(partition.count)] == lengths
     assert all(length >= 0 for length in lengths)
-    assert partition.largest == max(lengths)
+    assert (partition.smallest, partition.largest) == (min(lengths), max(lengths))
     assert partition.is_even is (len(set(lengths)) == 1)
 
 

@@ -482,7 +482,7 @@ def _has_empty_block(source: Layout, spec: Spec) -> bool:
     """Tell whether some process has no items along axes that the result lacks, where others do."""
     gone = [axis for axis, letter in enumerate(spec.inputs[0]) if letter not in spec.output]
     parts = [source.partition(axis) for axis in gone]
-    return source.size > 0 and any(p.length(i) == 0 for p in parts for i in range(p.count))
+    return source.size > 0 and not all(split.smallest for split in parts)
 
 
 def _merges(spec: Spec) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory
 from distarray.core._arguments import check_flag, check_travels, describe, join_arrays
-from distarray.core._base import BaseArray
+from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import floating, normalize_dtype, refusal, stays_partial
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Rule, Spec, reduction_spec
@@ -166,11 +166,29 @@ def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
         keepdims = options.get("keepdims", False)
         if keepdims.__class__ is bool and not (args and "axis" in options):
             axis = args[0] if args else options.get("axis")
-            axis = None if axis is None else axis_key(axis, len(x._layout.shape))
-            return run_one(op, x, (axis, None, keepdims, True))
+            if axis is None:
+                return _reduce_all(op, x, (None, None, keepdims, True))
+            return run_one(op, x, (axis_key(axis, len(x._layout.shape)), None, keepdims, True))
     if len(args) > len(op.accepts) or not {*op.accepts, *_keywords(op)}.issuperset(options):
         op.check_arguments((x, *args), options)
     return reduce(op, x, **dict(zip(op.accepts, args, strict=False)), **options)
+
+
+def _reduce_all(op: Op, x: BaseArray, static: Any) -> Any:
+    """Return `run_one` over all axes; where no block is empty one step serves any lengths."""
+    shortest = None
+    if op.combine is not None and op.finish is None and not (open_traces or x._layout.has_partial):
+        shortest = x._layout.shortest
+    if shortest is None:
+        return run_one(op, x, static)
+    block = x._local
+    step = steps[op, static, shortest, block.dtype]
+    if not step.still or step.op is not op:
+        return run_one(op, x, static)
+    result = x._new(step.run(block), step.output)
+    if step.is_fresh:
+        result._reduced = None
+    return result
 
 
 def reduce(

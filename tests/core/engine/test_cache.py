@@ -51,10 +51,26 @@ def test_a_full_cache_is_emptied_and_the_program_goes_on(monkeypatch) -> None:
     def program() -> None:
         for length in range(2, 30):
             x = da.distribute_array(np.arange(float(length)))
-            assert float(x.sum()) == length * (length - 1) / 2
+            assert float(x.sum(axis=0)) == length * (length - 1) / 2
             assert entries() <= 2 * 10
 
     simulate(2, program)
+
+
+def test_reductions_over_all_axes_keep_nothing_for_each_length() -> None:
+    reset()
+
+    def program() -> None:
+        kept = set()
+        for length in range(6, 30):
+            values = np.arange(float(2 * length)).reshape(length, 2) - length
+            x = da.distribute_array(values)
+            assert float(x.sum()) == values.sum()
+            assert x.min(keepdims=True).full_array().tolist() == [[values.min()]]
+            kept.add(entries())
+        assert len(kept) == 1
+
+    simulate(1, program)
 
 
 def test_long_boundaries_count_for_what_they_take(monkeypatch) -> None:
