@@ -140,16 +140,11 @@ class Layout(Description):
 
     @property
     def shortest(self) -> Layout | None:
-        """The layout with the same placements and one item in each block.
-
-        None where a block of this one is empty, or the mesh and the placements do not tell who
-        holds what: with a `shard_order` or `boundaries`.
-        """
+        """The layout with the same placements and one item in each block; None if one is empty."""
         found = self._shortest
         if found is None:
             found = False
-            plain = self.shard_order is None and not self._boundaries
-            if plain and all(split.smallest for split in self._partitions):
+            if all(split.smallest for split in self._partitions):
                 found = Layout(self.mesh, self.placements, [s.count for s in self._partitions])
             if found is not self:  # see `abstract`
                 object.__setattr__(self, "_shortest", found)
