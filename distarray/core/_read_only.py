@@ -108,15 +108,14 @@ def _release(x: BaseArray) -> bool:
     for _ in range(2):  # what simulated ranks read of each other they have let go once all are here
         looked_at = any(owner() is not None for owner in owners)
         if mesh.coordinate is not None:
-            told = gather_words(mesh.communicator(), [looked_at], _RELEASE, "writing into a copy")
+            told = gather_words(
+                mesh.communicator(), [looked_at], token("release"), "writing into a copy"
+            )
             looked_at = any(word for (word,) in told)
         if not looked_at:
             x._local.flags.writeable = True
             return True
     return False
-
-
-_RELEASE = token("release")
 
 
 class PendingWrite:
