@@ -882,6 +882,13 @@ MUTANTS = (
         ("linalg/test_tiles.py::test_ill_conditioned_and_growing_matrices_have_small_residuals",),
     ),
     Mutant(
+        "pivots of a strip are not eliminated from the rest of their panel",
+        "linalg/_elimination.py",
+        "solve_triangle(lower, told[strip, strip.stop :], lower=True)",
+        "pass",
+        ("linalg/test_tiles.py::test_ill_conditioned_and_growing_matrices_have_small_residuals",),
+    ),
+    Mutant(
         "one process without a zero on its diagonal is enough",
         "linalg/_triangles.py",
         'np.array([is_regular]), "all"',
@@ -919,8 +926,8 @@ MUTANTS = (
     Mutant(
         "reflected columns are not turned back to the triangle",
         "linalg/_blocked_qr.py",
-        "tile[:count] = turn.conj().T @ tile[:count]",
-        "tile[:count] = turn @ tile[:count]",
+        "rest[:count] = turn.conj().T @ rest[:count]",
+        "rest[:count] = turn @ rest[:count]",
         ("linalg/test_blocked_qr.py::test_both_factors_are_cut_as_the_matrix_is",),
     ),
     Mutant(

@@ -45,7 +45,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
         tiles = [grid.deal(_backend.to_host(block), grid.count * width, width, step.result)]
         grid.set_diagonal(tiles[0], grid.length)
         _factorize(grid, tiles[0], number, step)
-        found = grid.collect(tiles.pop(), rows)
+        found = grid.collect(tiles.pop(), width, rows)
         return redistribute_local(_backend.asarray(found, _backend.device_of(block)), rows, output)
 
     return function
@@ -53,13 +53,12 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
 
 def _factorize(grid: Grid, tiles: np.ndarray, number: int, step: Step) -> None:
     """Put the factor in the place of the matrix, and zeros above it."""
-    width, dtype = grid.width, tiles.dtype
-    told = np.empty((width + 1, width), dtype)
-    scratch = _memory.empty(tiles.shape[1:], dtype)
+    width = grid.width
+    told = np.empty((width + 1, width), tiles.dtype)
     for k in range(grid.count):
         low = grid.rows_before(k + 1)
         is_owner = grid.row == k % grid.rows and grid.column == k % grid.columns
-        panel = tiles[k // grid.columns]
+        panel = grid.panel(tiles, k)
         if is_owner:
             _factorize_tile(panel[low - width : low], told)
         grid.everyone.broadcast(told, grid.owner(k))
@@ -68,18 +67,16 @@ def _factorize(grid: Grid, tiles: np.ndarray, number: int, step: Step) -> None:
         if is_owner:
             panel[low - width : low] = told[:width]
         if grid.column == k % grid.columns:
-            below = panel[low:]
-            solve_triangle(told[:width].conj(), below.T, lower=True)
-        else:
-            below = _memory.empty((tiles.shape[1] - low, width), dtype)
-        grid.across.broadcast(below, k % grid.columns)
+            solve_triangle(told[:width].conj(), panel[low:].T, lower=True)
+        below = grid.share(panel[low:], k)
         right = _gather_columns(grid, below, k, number, step)
         for j, tile in right:
-            start = grid.rows_before(j)
-            rest = tiles[j // grid.columns, start:]
-            subtract_product(rest, below[start - low :], tile.conj().T, scratch)
-    for i, column in enumerate(tiles):
-        column[: grid.rows_before(i * grid.columns + grid.column)] = 0
+            start, column = grid.rows_before(j), grid.columns_before(j)
+            rest = tiles[start:, column : column + width]
+            subtract_product(rest, below[start - low :], tile.conj().T)
+    for j in range(grid.column, grid.count, grid.columns):
+        column = grid.columns_before(j)
+        tiles[: grid.rows_before(j), column : column + width] = 0
 
 
 def _factorize_tile(tile: np.ndarray, told: np.ndarray) -> None:

@@ -50,7 +50,6 @@ class Reflections:
         self._height = self._rows_of(grid.row)
         self._turns: dict[int, np.ndarray] = {}
         self._triangles: dict[int, np.ndarray] = {}
-        self._scratch = _memory.empty((tiles.shape[1], grid.width), tiles.dtype)
 
     def run(self) -> None:
         """Reflect all columns."""
@@ -67,13 +66,14 @@ class Reflections:
     def triangle(self) -> np.ndarray:
         """Return the tiles of the triangle, in the place of the reflectors."""
         grid = self._grid
-        for j, tile in enumerate(self._tiles):
-            k = j * grid.columns + grid.column
-            low = grid.rows_before(k)
-            tile[low:] = 0
+        turns = self._tiles.shape[1] // grid.width
+        for k in range(grid.column, turns * grid.columns, grid.columns):
+            low, column = grid.rows_before(k), grid.columns_before(k)
+            tile = self._tiles[low:, column : column + grid.width]
+            tile[...] = 0
             found = self._triangles.get(k)
             if found is not None and grid.row == k % grid.rows:
-                tile[low : low + len(found), : len(found)] = found
+                tile[: len(found), : len(found)] = found
         return self._tiles
 
     @property
@@ -99,8 +99,8 @@ class Reflections:
     def _reflector_of(self, k: int) -> np.ndarray:
         """Return the rows of a reflector that this process has kept."""
         grid = self._grid
-        column = self._tiles[k // grid.columns]
-        return column[grid.rows_before(k) : self._height, : self._count(k)]
+        rows = self._tiles[grid.rows_before(k) : self._height]
+        return rows[:, grid.columns_before(k) :][:, : self._count(k)]
 
     def _reflect_panel(self, k: int) -> np.ndarray:
         """Return this process's rows of the reflector of a panel, and keep them."""
@@ -147,18 +147,15 @@ class Reflections:
     ) -> None:
         """Reflect columns: those after the panel, or from it on of what was the identity."""
         grid, count = self._grid, self._count(k)
-        rest = tiles[grid.columns_before(k + forward) :, grid.rows_before(k) : self._height]
+        rest = tiles[grid.rows_before(k) : self._height, grid.columns_before(k + forward) :]
         if turn is not None and not forward:
-            for tile in rest:
-                tile[:count] = turn @ tile[:count]
-        products = _memory.empty((len(rest), count, grid.width), tiles.dtype)
-        for tile, product in zip(rest, products, strict=True):
-            np.matmul(reflector.conj().T, tile, out=product)
+            rest[:count] = turn @ rest[:count]
+        products = _memory.empty((count, rest.shape[1]), tiles.dtype)
+        np.matmul(reflector.conj().T, rest, out=products)
         grid.down.all_reduce(products, out=products)
-        for tile, product in zip(rest, products, strict=True):
-            subtract_product(tile, reflector, product, self._scratch)
-            if turn is not None and forward:
-                tile[:count] = turn.conj().T @ tile[:count]
+        subtract_product(rest, reflector, products)
+        if turn is not None and forward:
+            rest[:count] = turn.conj().T @ rest[:count]
 
 
 def _decompose(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -223,7 +220,7 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
 
         def collect(tiles: list[np.ndarray], output: Layout) -> Buffer:
             rows = grid.row_layout(output)
-            found = _backend.asarray(grid.collect(tiles.pop(), rows), device)
+            found = _backend.asarray(grid.collect(tiles.pop(), width, rows), device)
             return redistribute_local(found, rows, output)
 
         tiles = [grid.deal(_backend.to_host(block), columns, width, dtype)]

@@ -4,14 +4,14 @@ Tile (i, j) belongs to the process in row `i % rows` and column `j % columns` of
 all have work until the last tiles are factorized (Dongarra, van de Geijn, Walker, "Scalability
 issues affecting the design of a dense linear algebra library", 1994). It needs no placement of its
 own: where blocks hold whole turns of rows, filled up at the end, they are blocks of an array of
-axes (turn of columns, column of the grid, turn of rows, row of the grid, row and column in a tile),
-and two axes of that are cut instead of one.
+axes (turn of rows, row of the grid, row in a tile, turn of columns, column of the grid, column in a
+tile), and two axes of that are cut instead of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd, prod
+from math import lcm, prod
 from typing import Any, Final
 
 import numpy as np
@@ -31,8 +31,8 @@ COLLECTED_BYTES: Final = REPLICATED_BYTES
 them in a fraction of the operations that it takes to divide the matrix first."""
 
 WIDTH: Final = 256
-"""Rows and columns of a tile. Measured on two ranks of Zen 1, float64 of 4096 rows: with 128, 192
-and 256 `cholesky` takes 1.12, 1.16 and 1.04 s, `solve` 2.16, 2.25 and 2.01 s."""
+"""Rows and columns of a tile at most. Measured on two ranks of Zen 4, float64 of 4096 rows: with
+256 and 128 `cholesky` takes 0.41 and 0.43 s, `solve` 0.68 and 0.67 s, for twice the messages."""
 
 PACKED_BYTES: Final = 32 << 20
 """Bytes of tiles that are sent between nodes at a time, so that messages take less than a block."""
@@ -87,7 +87,7 @@ class Grid:
         self.rows, self.columns = grid_shape(size)
         self.mesh = mesh.on("cpu").regrid((self.rows, self.columns), ("rows", "columns"))
         self.width, self.length = width, layout.shape[0]
-        turn = self.rows * self.columns // gcd(self.rows, self.columns)
+        turn = lcm(self.rows, self.columns)
         self.count = -(-self.length // (width * turn)) * turn
         self._turns = self.count // self.rows
         self._offsets = chunk(self._turns, (size,)).offsets
@@ -110,65 +110,75 @@ class Grid:
         `columns` are those of the matrix, of which a tile has `width`.
         """
         turns = -(-columns // (width * self.columns))
-        shape = turns, self.columns, self._turns, self.rows, self.width, width
-        before = Layout(self.mesh, [Shard(2)] * 2, shape, boundaries={2: self._offsets})
-        return before, Layout(self.mesh, [Shard(3), Shard(1)], shape)
+        shape = self._turns, self.rows, self.width, turns, self.columns, width
+        before = Layout(self.mesh, [Shard(0)] * 2, shape, boundaries={0: self._offsets})
+        return before, Layout(self.mesh, [Shard(1), Shard(4)], shape)
 
     def sent(self, columns: int, width: int) -> tuple[Sent, Sent]:
         """Return what is sent of tiles, and what all panels together come to at most."""
         before, after = self.tile_layouts(columns, width)
-        panels = after.replace(placements=[Replicate(), Shard(1)])
+        panels = after.replace(placements=[Replicate(), Shard(4)])
         return (before, after, True), (after, panels, True)
 
     def deal(self, block: np.ndarray, columns: int, width: int, dtype: Any) -> np.ndarray:
         """Return this process's tiles, given its block of rows.
 
-        Its axes are (columns of tiles, rows of all their tiles, columns of a tile); it is filled up
-        with zeros.
+        They are a matrix, of the rows and columns of all its tiles, filled up with zeros.
         """
         before, after = self.tile_layouts(columns, width)
-        tiles = _memory.empty(before.local_shape(), dtype)
-        for j, tile in enumerate(_by_columns(tiles)):
-            part = block[:, j * width : (j + 1) * width]
-            rows, filled = part.shape
-            tile[:rows, :filled] = part
-            tile[rows:], tile[:rows, filled:] = 0, 0
-        return _by_columns(redistribute_local(tiles, before, after, max_bytes=PACKED_BYTES))
+        filled = _memory.empty(before.local_shape(), dtype)
+        tiles, (rows, kept) = _as_matrix(filled), block.shape
+        tiles[:rows, :kept] = block
+        tiles[rows:], tiles[:rows, kept:] = 0, 0
+        return _as_matrix(redistribute_local(filled, before, after, max_bytes=PACKED_BYTES))
 
     def identity(self, columns: int, dtype: Any) -> np.ndarray:
         """Return this process's tiles of as many columns of the identity."""
         shape = self.tile_layouts(columns, self.width)[1].local_shape()
-        tiles = _by_columns(_memory.zeros(shape, dtype))
+        tiles = _as_matrix(_memory.zeros(shape, dtype))
         self.set_diagonal(tiles, 0)
         return tiles
 
-    def collect(self, tiles: np.ndarray, layout: Layout) -> np.ndarray:
+    def collect(self, tiles: np.ndarray, width: int, layout: Layout) -> np.ndarray:
         """Return this process's block of rows, given its tiles: their memory is free meanwhile.
 
-        `layout` is that of whole turns of rows, which may be fewer than the tiles have.
+        `width` are the columns of a tile, `layout` is that of whole turns of rows, which may be
+        fewer than the tiles have.
         """
         length, columns = layout.shape
-        width = tiles.shape[-1]
-        before, after = self.tile_layouts(len(tiles) * self.columns * width, width)
+        before, after = self.tile_layouts(tiles.shape[1] * self.columns, width)
         own = tiles.reshape(after.local_shape())
         dealt = redistribute_local(own, after, before, max_bytes=PACKED_BYTES)
         del tiles, own  # of which the caller keeps none
         box = before.local_box()
         assert box is not None  # only processes of the mesh have tiles
-        first, last = (at * self.rows * self.width for at in box[2])
-        rows = min(last, length) - min(first, length)
-        block = _memory.empty((rows, columns), dealt.dtype)
-        for j, tile in enumerate(_by_columns(dealt)):
-            part = block[:, j * width : (j + 1) * width]
-            part[...] = tile[:rows, : part.shape[1]]
+        first, last = (at * self.rows * self.width for at in box[0])
+        block = _memory.empty((min(last, length) - min(first, length), columns), dealt.dtype)
+        block[...] = _as_matrix(dealt)[: len(block), :columns]
         return block
+
+    def panel(self, tiles: np.ndarray, k: int) -> np.ndarray:
+        """Return the k-th column of tiles, in a process that has it, or one of the same shape."""
+        start = k // self.columns * self.width
+        return tiles[:, start : start + self.width]
+
+    def share(self, panel: np.ndarray, k: int) -> np.ndarray:
+        """Return rows of the k-th column of tiles, which its process tells its row of the grid."""
+        if self.columns > 1:
+            is_root = self.column == k % self.columns
+            found = _memory.make_contiguous(panel) if is_root else None
+            panel = _memory.empty(panel.shape, panel.dtype) if found is None else found
+            self.across.broadcast(panel, k % self.columns)
+        return panel
 
     def diagonal(self, tiles: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the tiles on the diagonal that this process has, and the first row of each."""
         for turn in range(self._turns):
             i = turn * self.rows + self.row
-            if i % self.columns == self.column and i // self.columns < len(tiles):
-                yield i * self.width, tiles[i // self.columns, turn * self.width :][: self.width]
+            column = i // self.columns * self.width
+            if i % self.columns == self.column and column < tiles.shape[1]:
+                rows = tiles[turn * self.width : (turn + 1) * self.width]
+                yield i * self.width, rows[:, column : column + self.width]
 
     def set_diagonal(self, tiles: np.ndarray, start: int) -> None:
         """Put ones on the diagonal of a matrix from a row on."""
@@ -182,15 +192,14 @@ class Grid:
         return self.width * max(0, -(-(k - self.row) // self.rows))
 
     def columns_before(self, k: int) -> int:
-        """Return how many columns of tiles of this process lie before the k-th."""
-        return max(0, -(-(k - self.column) // self.columns))
+        """Return how many columns of this process lie before the k-th column of tiles."""
+        return self.width * max(0, -(-(k - self.column) // self.columns))
 
     def owner(self, k: int) -> int:
         """Return which of all processes has the k-th tile of the diagonal."""
         return k % self.rows * self.columns + k % self.columns
 
 
-def _by_columns(tiles: np.ndarray) -> np.ndarray:
-    """Return tiles as an array of (columns of tiles, rows of their tiles, columns of a tile)."""
-    turns, columns, *rows, width = tiles.shape
-    return tiles.reshape(turns * columns, prod(rows), width)
+def _as_matrix(tiles: np.ndarray) -> np.ndarray:
+    """Return the rows and columns of all tiles as those of one matrix."""
+    return tiles.reshape(prod(tiles.shape[:3]), prod(tiles.shape[3:]))

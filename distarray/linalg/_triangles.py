@@ -89,6 +89,7 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
 def _bind(step: Step) -> Callable[..., Buffer]:
     (matrix, rows), output, static = step.sources, step.output, step.call.static
     grid, columns = Grid(matrix, static.width), rows.shape[1]
+    each = right_width(grid, columns)
     number = token(step.op.name, matrix.fingerprint, rows.fingerprint, static, step.result.str)
 
     def function(block: Buffer, other: Buffer) -> Buffer:
@@ -96,7 +97,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         host, right = _backend.to_host(block), _backend.to_host(other)
         tiles = grid.deal(host, grid.count * static.width, static.width, step.result)
         grid.set_diagonal(tiles, 0 if static.unit_diagonal else grid.length)
-        right = grid.deal(right, columns, right_width(grid, columns), step.result)
+        right = grid.deal(right, columns, each, step.result)
         is_regular = all(tile.diagonal().all() for _, tile in grid.diagonal(tiles))
         grid.everyone.agree(number, step)
         if not grid.everyone.all_reduce(np.array([is_regular]), "all")[0]:
@@ -104,7 +105,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         with np.errstate(all="ignore"):  # as in LAPACK
             _substitute(grid, tiles, right, static.lower)
         del tiles  # before room is made for blocks
-        solution = _backend.asarray(grid.collect(right, rows), device)
+        solution = _backend.asarray(grid.collect(right, each, rows), device)
         return redistribute_local(solution, rows, output)
 
     return function
@@ -112,26 +113,21 @@ def _bind(step: Step) -> Callable[..., Buffer]:
 
 def _substitute(grid: Grid, tiles: np.ndarray, right: np.ndarray, lower: bool) -> None:
     """Put the tiles of the solutions into the place of those of the right-hand sides."""
-    width = grid.width
-    scratch = _memory.empty((right.shape[1], right.shape[2]), right.dtype)
     for k in range(grid.count) if lower else reversed(range(grid.count)):
         start, stop = grid.rows_before(k), grid.rows_before(k + 1)
-        panel = tiles[k // grid.columns, start:] if lower else tiles[k // grid.columns, :stop]
-        if grid.column != k % grid.columns:
-            panel = _memory.empty(panel.shape, panel.dtype)
-        grid.across.broadcast(panel, k % grid.columns)
-        solved = _memory.empty((len(right), width, right.shape[2]), right.dtype)
+        panel = grid.panel(tiles, k)
+        panel = grid.share(panel[start:] if lower else panel[:stop], k)
+        solved = _memory.empty((grid.width, right.shape[1]), right.dtype)
         if start < stop:
-            solved[...] = right[:, start:stop]
-            corner = np.tril(panel[:width]) if lower else np.triu(panel[-width:])
-            for values in solved:
-                solve_triangle(corner, values, lower)
-            right[:, start:stop] = solved
+            solved[...] = right[start:stop]
+            corner = panel[: stop - start] if lower else panel[start:]
+            solve_triangle(np.tril(corner) if lower else np.triu(corner), solved, lower)
+            right[start:stop] = solved
         grid.down.broadcast(solved, k % grid.rows)
-        rest = slice(stop, None) if lower else slice(start)
-        panel = panel[stop - start :] if lower else panel[:start]
-        for tile, values in zip(right, solved, strict=True):
-            subtract_product(tile[rest], panel, values, scratch)
+        rest, panel = (
+            (right[stop:], panel[stop - start :]) if lower else (right[:start], panel[:start])
+        )
+        subtract_product(rest, panel, solved)
 
 
 _solve_in_tiles = Op("solve_triangular", np.linalg.solve, _spec, dtypes=_dtypes, bind=_bind)

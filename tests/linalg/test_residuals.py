@@ -14,7 +14,7 @@ import pytest
 
 import distarray as da
 from distarray.layout import Shard
-from distarray.linalg import _tall, _tiles
+from distarray.linalg import _elimination, _tall, _tiles
 from distarray.testing import simulate
 
 SIZE, WIDTH = 29, 4
@@ -31,6 +31,7 @@ CUTS: dict[int, tuple[int, ...]] = {
 def _no_matrix_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
     monkeypatch.setattr(_tiles, "WIDTH", WIDTH)
+    monkeypatch.setattr(_elimination, "STRIP", 3)
     monkeypatch.setattr(_tall, "_CHOLESKY_BYTES", 0)
     yield
     da.testing.reset()

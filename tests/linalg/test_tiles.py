@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import distarray as da
 from distarray.comm import CommLog
 from distarray.errors import ImplicitCommunicationError
 from distarray.layout import Replicate, Shard
-from distarray.linalg import _kernels, _tiles
+from distarray.linalg import _elimination, _kernels, _tiles
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
 DTYPES = (np.float64, np.float32, np.complex128, np.complex64, np.int32)
@@ -25,6 +26,7 @@ DTYPES = (np.float64, np.float32, np.complex128, np.complex64, np.int32)
 def _no_matrix_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
     monkeypatch.setattr(_tiles, "WIDTH", 5)
+    monkeypatch.setattr(_elimination, "STRIP", 2)
     monkeypatch.setattr(_kernels, "LEAF", 2)
     yield
     da.testing.reset()
@@ -206,8 +208,7 @@ def test_matrices_that_are_whole_or_not_square_go_another_way() -> None:
 @pytest.mark.usefixtures("kernels")
 def test_panels_are_eliminated_with_partial_pivoting(shape: tuple[int, int]) -> None:
     panel = np.random.default_rng(0).normal(size=shape)
-    triangles = panel.copy()
-    order = _kernels.eliminate_panel(triangles)
+    triangles, order = _kernels.eliminate_panel(panel)
     steps = min(shape)
     lower = np.tril(triangles[:, :steps], -1) + np.eye(shape[0], steps)
     np.testing.assert_allclose(lower @ np.triu(triangles[:steps]), panel[order], atol=1e-13)
@@ -216,8 +217,43 @@ def test_panels_are_eliminated_with_partial_pivoting(shape: tuple[int, int]) -> 
 
 @pytest.mark.usefixtures("kernels")
 def test_panel_without_rows_is_eliminated_without_a_complaint(capfd: Any) -> None:
-    assert _kernels.eliminate_panel(np.empty((0, 5))).shape == (0,)
+    assert _kernels.eliminate_panel(np.empty((0, 5)))[1].shape == (0,)
     assert capfd.readouterr() == ("", "")
+
+
+def cut_out(x: np.ndarray, by: str) -> np.ndarray:
+    """Return a matrix of the same items that lie otherwise: cut out of a larger one, or turned."""
+    rows, columns = x.shape
+    larger = np.full((rows + 3, columns + 4), 7, x.dtype)
+    if by == "rows":
+        found = larger[1:-2, 2:-2]
+    elif by == "columns":
+        found = larger.reshape(larger.shape[::-1]).T[1:-2, 2:-2]
+    else:
+        found = np.full((2 * rows, 2 * columns), 7, x.dtype)[::2, ::-2]
+    found[...] = x
+    return found
+
+
+LIE = ("rows", "columns", "neither")
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.parametrize(
+    "shape", [(5, 4, 6), (1, 3, 2), (4, 1, 1), (3, 2, 1), (0, 2, 2), (2, 0, 3)]
+)
+def test_products_are_subtracted_where_matrices_lie(shape: tuple[int, ...], dtype: Any) -> None:
+    m, k, n = shape
+    rng = np.random.default_rng(0)
+    x, a, b = ((9 * rng.normal(size=size)).astype(dtype) for size in ((m, n), (m, k), (k, n)))
+    for lies in product(LIE, repeat=3):
+        own, *others = map(cut_out, (x, a, b), lies)
+        whole = own.base
+        _kernels.subtract_product(own, *others)
+        np.testing.assert_allclose(own, x - a @ b, rtol=1e-4)
+        own[...] = 7
+        assert (whole == 7).all()  # nothing beside it is written
 
 
 @pytest.mark.usefixtures("kernels")
@@ -226,7 +262,18 @@ def test_triangles_are_solved_in_place(lower: bool) -> None:
     rng = np.random.default_rng(0)
     full = rng.normal(size=(9, 9)) + 1j * rng.normal(size=(9, 9)) + 5 * np.eye(9)
     triangle = np.tril(full) if lower else np.triu(full)
-    for x in (full.copy(), full[:, :4].copy(), np.asfortranarray(full[:, :5]), full.copy()[:, 2:7]):
-        expected = np.linalg.solve(triangle, x)
-        _kernels.solve_triangle(triangle, x, lower)
+    for columns, *lies in product((9, 4, 1, 0), LIE, LIE):
+        x, given = map(cut_out, (full[:, :columns], triangle), lies)
+        expected, whole = np.linalg.solve(triangle, x), x.base
+        _kernels.solve_triangle(given, x, lower)
         np.testing.assert_allclose(x, expected, atol=1e-13)
+        x[...] = 7
+        assert (whole == 7).all()
+
+
+def test_functions_of_other_integers_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("scipy")
+    assert _kernels._scipy.__wrapped__("gemm", np.dtype(float)) is not None
+    monkeypatch.setattr(_kernels, "_GET_NAME", lambda _: b"void (char *, long *, double *)")
+    assert _kernels._scipy.__wrapped__("gemm", np.dtype(float)) is None
+    assert _kernels._scipy.__wrapped__("gemm", np.dtype(np.longdouble)) is None
