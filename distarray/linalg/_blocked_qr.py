@@ -14,7 +14,7 @@ of the decomposition).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,9 +22,19 @@ from distarray.comm import _backend, _memory, gather_parts, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout
 from distarray.linalg._kernels import subtract_product
-from distarray.linalg._tiles import Grid
+from distarray.linalg._tiles import Grid, tile_width
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
+
+PANEL: Final = 128
+"""Columns of a panel at most. Measured on two ranks of Zen 4, float64 of 2048 and 4096 rows: `qr`
+takes 0.64 and 2.9 s with 256, 0.46 and 2.6 s with 128, 0.42 and 2.6 s with 64, for twice the
+messages."""
+
+
+def panel_width(x: Any) -> int:
+    """Return the columns of a panel of a matrix, and of its tiles."""
+    return min(tile_width(x), PANEL, x.shape[1])
 
 
 class Reflections:

@@ -11,7 +11,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Replicate
 from distarray.linalg import _tiles
 from distarray.linalg._blocked_cholesky import blocked_cholesky
-from distarray.linalg._blocked_qr import blocked_qr
+from distarray.linalg._blocked_qr import blocked_qr, panel_width
 from distarray.linalg._blocks import adjoint, cut_as, multiply, on_grid
 from distarray.linalg._spectral import eigen, hermitian, singular, singular_values
 from distarray.linalg._tall import is_tall, tall_qr, tall_svd
@@ -121,8 +121,8 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     upper = check_flag("cholesky", "upper", upper)
     if takes_tiles(x):
         if upper:
-            return adjoint(run(blocked_cholesky, (adjoint(x),), _tiles.WIDTH))
-        return run(blocked_cholesky, (x,), _tiles.WIDTH)
+            return adjoint(run(blocked_cholesky, (adjoint(x),), _tiles.tile_width(x)))
+        return run(blocked_cholesky, (x,), _tiles.tile_width(x))
     options = (("upper", upper),)
     return run(_cholesky, (x,), Axes("ij->ij", options))
 
@@ -169,7 +169,7 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     by TSQR and made block reflectors (Schreiber, Parlett 1988; Ballard et al. 2014): columns are
     orthonormal to the precision whatever the condition or the rank. On p processes each receives
     about 3 n^2 / sqrt(p) items of panels, and the tiles of the matrix and both factors. Peak
-    memory: five blocks and two panels of 256 columns. Of a wide matrix the first m columns are
+    memory: five blocks and two panels of 128 columns. Of a wide matrix the first m columns are
     factorized, and the others multiplied by the adjoint of `Q`.
 
     Examples
@@ -196,7 +196,7 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
 def _qr_in_tiles(x: Any, mode: str) -> Any:
     rows, columns = x.shape
     if rows >= columns:
-        found = run(blocked_qr, (x,), (mode, min(_tiles.WIDTH, columns)))
+        found = run(blocked_qr, (x,), (mode, panel_width(x)))
         return found if mode == "r" else QRResult(*found)
     x = cut_as(x, x)  # not Partial
     q, first = qr(x[:, :rows])

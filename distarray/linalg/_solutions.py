@@ -98,7 +98,7 @@ def inv(x: Any, /) -> Any:
      [0.   0.25]]
     """
     if takes_tiles(x):
-        return run(tile_inv, (x,), _tiles.WIDTH)
+        return run(tile_inv, (x,), _tiles.tile_width(x))
     return run(_inv, (x,), Axes("ij->ij"))
 
 
@@ -228,7 +228,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
     if getattr(x2, "ndim", 0) == 1:
         return solve(x1, x2[:, None])[..., 0]
     if takes_tiles(x1) and getattr(x2, "ndim", 0) == 2 and len(x1) == len(x2):
-        return run(tile_solve, (x1, x2), _tiles.WIDTH)
+        return run(tile_solve, (x1, x2), _tiles.tile_width(x1))
     return run(_solve, (x1, x2), Axes("ij,ik->ik"))
 
 
@@ -301,7 +301,7 @@ def slogdet(x: Any, /) -> SlogdetResult:
     0.0
     """
     if takes_tiles(x):
-        return SlogdetResult(*run(tile_slogdet, (x,), _tiles.WIDTH))
+        return SlogdetResult(*run(tile_slogdet, (x,), _tiles.tile_width(x)))
     return SlogdetResult(*run(_slogdet, (x,), Axes("ij->,")))
 
 

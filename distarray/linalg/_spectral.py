@@ -24,7 +24,7 @@ import numpy as np
 from distarray.core import run
 from distarray.layout import Replicate
 from distarray.linalg import _tiles
-from distarray.linalg._blocked_qr import blocked_qr
+from distarray.linalg._blocked_qr import blocked_qr, panel_width
 from distarray.linalg._blocks import adjoint, multiply, on_grid
 from distarray.linalg._elimination import tile_inv, tile_solve
 from distarray.ops import (
@@ -65,7 +65,7 @@ def polar_factor(x: Any) -> Any:
     x = x / (_size(x) or 1.0)
     for a, b, c in _weights(_least(x)):
         gram = _shift(c * multiply(adjoint(x), x), 1.0)
-        solution = run(tile_solve, (gram, on_grid(adjoint(x))), _tiles.WIDTH)
+        solution = run(tile_solve, (gram, on_grid(adjoint(x))), _tiles.tile_width(gram))
         del gram
         x = b / c * x + (a - b / c) * on_grid(adjoint(solution))
     return x
@@ -81,7 +81,7 @@ def _least(x: Any) -> float:
     precision = float(np.finfo(x.dtype).eps)
     try:
         with np.errstate(all="ignore"):
-            found = 0.5 / _size(run(tile_inv, (x,), _tiles.WIDTH))
+            found = 0.5 / _size(run(tile_inv, (x,), _tiles.tile_width(x)))
     except (LinAlgError, ZeroDivisionError):  # singular, or no numbers at all
         return precision
     return found if found > precision else precision
@@ -102,7 +102,7 @@ def _weights(least: float) -> Iterator[tuple[float, float, float]]:
 
 def orthonormalize(x: Any) -> tuple[Any, Any]:
     """Return orthonormal columns and the triangle of a matrix with no fewer rows than columns."""
-    q, r = run(blocked_qr, (x,), ("reduced", min(_tiles.WIDTH, x.shape[1])))
+    q, r = run(blocked_qr, (x,), ("reduced", panel_width(x)))
     return on_grid(q), r
 
 

@@ -198,7 +198,7 @@ def solve_triangular(
         a = matrix_transpose(a) if isinstance(a, BaseArray) else np.matrix_transpose(a)
         a, lower = conj(a) if how == 2 and a.dtype.kind == "c" else a, not lower
     if takes_tiles(a) and getattr(b, "ndim", 0) == 2 and len(a) == len(b):
-        return run(_solve_in_tiles, (a, b), _Tiled(lower, is_unit, _tiles.WIDTH))
+        return run(_solve_in_tiles, (a, b), _Tiled(lower, is_unit, _tiles.tile_width(a)))
     options = ("lower", lower), ("unit_diagonal", is_unit)
     return run(_solve_whole, (a, b), Axes("ij,ik->ik", options))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from distarray.comm import CommLog
 from distarray.errors import ImplicitCommunicationError
 from distarray.layout import Replicate, Shard
 from distarray.linalg import _elimination, _kernels, _tiles
+from distarray.testing import simulate
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
 DTYPES = (np.float64, np.float32, np.complex128, np.complex64, np.int32)
@@ -269,6 +271,24 @@ def test_triangles_are_solved_in_place(lower: bool) -> None:
         np.testing.assert_allclose(x, expected, atol=1e-13)
         x[...] = 7
         assert (whole == 7).all()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7])
+def test_few_rows_fill_up_the_last_turn_of_tiles(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tiles, "WIDTH", 256)
+
+    def program() -> None:
+        for size in (1, 9, 255, 256, 257, 1100, 4096, 10_000):
+            x = da.ones((size, 1))
+            grid = _tiles.Grid(x.layout, _tiles.tile_width(x))
+            assert 0 < grid.width <= 256
+            turn = lcm(grid.rows, grid.columns)
+            turns = -(-size // (256 * turn))
+            assert 0 <= grid.count * grid.width - size < 8 * turn * turns
+
+    simulate(ranks, program)
 
 
 def test_functions_of_other_integers_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
