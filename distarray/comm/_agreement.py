@@ -49,7 +49,8 @@ class Purpose(NamedTuple):
     """What an exchange is for, where its layouts do not tell it: ranks must agree on that, too."""
 
     token: int
-    text: str
+    text: object
+    """What it is, once it is made a string."""
 
     @classmethod
     def of(cls, text: str) -> Purpose:

@@ -114,6 +114,8 @@ def make_read_only(array: Buffer) -> Buffer:
     CuPy has no such flag: there the memory's class tells, which all its views share.
     """
     if is_numpy(array):
+        if array.base.__class__ is bytes:  # which nobody can make writable
+            return array
         view = array.view()
         view.flags.writeable = False
         return view

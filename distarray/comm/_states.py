@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -58,6 +59,49 @@ def gather_states(
         nbytes = everyone.nbytes - mine.nbytes
         _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
     return everyone
+
+
+def join_states(comm: Communicator, mine: bytes, token: int, what: object = "") -> Any:
+    """Return what `gather_states` does, as memory that holds one after another."""
+    started = perf_counter()
+    small = comm.exchange_small(mine, token, what) if comm.size > 1 else None
+    if small is None:
+        return gather_states(comm, np.frombuffer(mine, np.uint8), token, what)
+    if _log.recording():
+        nbytes = (comm.size - 1) * len(mine)
+        _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
+    return bytearray().join(small)
+
+
+def gather_lengths(comm: Communicator, length: int, token: int, what: object = "") -> list[int]:
+    """Return every rank's number from 0 on, in rank order; the rest is as for `gather_states`."""
+    if comm.size == 1:
+        return [length]
+    mine = length.to_bytes(8, "little")
+    started = perf_counter()
+    small = comm.exchange_small(mine, token, what)
+    if small is None:
+        rows = gather_states(comm, np.frombuffer(mine, np.uint8), token, what)
+        return [int.from_bytes(row.tobytes(), "little") for row in rows]
+    if _log.recording():
+        _log.record("all_gather", comm.name, 8 * (comm.size - 1), perf_counter() - started)
+    return [int.from_bytes(one, "little") for one in small]
+
+
+def join_blocks(
+    comm: Communicator, mine: bytes, most: int, token: int, what: object = ""
+) -> bytearray:
+    """Return what `gather_blocks` does, one after another."""
+    started = perf_counter()
+    small = comm.exchange_small(mine, token, what, most) if comm.size > 1 else None
+    if small is None:
+        blocks = gather_blocks(comm, np.frombuffer(mine, np.uint8), most, token, what)
+        return bytearray().join([one.data for one in blocks])
+    everything = bytearray().join(small)
+    if _log.recording():
+        nbytes = len(everything) - len(mine)
+        _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
+    return everything
 
 
 def gather_blocks(
@@ -200,7 +244,7 @@ def exclusive_scan(
     started = perf_counter()
     fold = _Fold(combine)
     result: np.ndarray | None
-    with _log.pause_logs():
+    with _log.pause_logs() if _log.recording() else nullcontext():
         if comm.size > _FEW and state.nbytes * comm.size > FOLDED_BY_ALL:
             result, nbytes = _fold_parts(comm, state, fold, filled, token, what)
         elif state.nbytes > SMALL_BYTES and comm.reaches_all():
@@ -208,10 +252,9 @@ def exclusive_scan(
                 result = fold([views[rank] for rank in before])
             nbytes = len(before) * state.nbytes
         else:
-            flat = np.ascontiguousarray(state).reshape(-1)
-            rows = gather_states(comm, flat.view(np.uint8), token, what)
-            states = rows.view(state.dtype).reshape(comm.size, *state.shape)
-            result = fold([states[rank] for rank in before])
+            everyone, n = join_states(comm, state.tobytes(), token, what), state.nbytes
+            places = [rank * n for rank in before]
+            result = fold([np.ndarray(state.shape, state.dtype, everyone, i) for i in places])
             nbytes = (comm.size - 1) * state.nbytes
     if _log.recording():
         _log.record("exclusive_scan", comm.name, nbytes, perf_counter() - started)

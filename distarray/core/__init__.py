@@ -79,6 +79,7 @@ from distarray.core.engine._fusion import Deferred, Trace, compute
 from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated_layout
 from distarray.core.engine._operands import (
     LARGE,
+    allocate,
     broadcast_shape,
     cast,
     check_distributed,
@@ -88,7 +89,16 @@ from distarray.core.engine._operands import (
     normalize_operands,
     reduce_partial,
 )
-from distarray.core.engine._pipeline import Step, run, run_once, run_one, step_for, steps
+from distarray.core.engine._pipeline import (
+    Step,
+    run,
+    run_beside,
+    run_once,
+    run_one,
+    step_for,
+    steps,
+    unknown_shape,
+)
 from distarray.core.engine._policy import communication, permit, permit_bytes, warn_of_gather
 from distarray.core.families._docstrings import fill_arguments
 from distarray.core.families._elementwise import (

@@ -38,7 +38,7 @@ def read_only(name: str, x: BaseArray) -> ReadOnlyError:
             "or work on row.copy()"
         )
     if origin is not ITEM:
-        return ReadOnlyError(f"{name}: {_remedy(origin[1])}")
+        return ReadOnlyError(f"{name}: {_remedy(str(origin[1]))}")
     if hasattr(x, "_owners"):
         release = "" if x._owners is None else "let go of x (x = x.reshape(...)), "
         return ReadOnlyError(
@@ -124,10 +124,10 @@ class PendingWrite:
     __slots__ = ("_key", "_settled", "_source", "_value")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, value: Any, origin: tuple[Any, str]) -> None:
+    def __init__(self, value: Any, origin: tuple[Any, object]) -> None:
         self._settled = False
         self._value = value
-        self._source, self._key = origin
+        self._source, self._key = origin[0], str(origin[1])
 
     def settle(self, x: BaseArray, key: str) -> Any:
         """Return the values, which are about to be written into `key` of `x`.

@@ -205,6 +205,30 @@ def describe_carried(
     return _description(mesh, placed, shape, order, tuple(kept), tuple(cuts), partitions)
 
 
+def describe_recut(before: Description, axis: int, split: tuple[int, ...]) -> Description:
+    """Return the description with another split of one axis; see `describe_carried`."""
+    mesh, cuts = before.mesh, before._cuts
+    counts = tuple([mesh.shape[i] for i in cuts[axis]])
+    size = split[-1]
+    boundaries = before._boundaries
+    if boundaries:
+        boundaries = tuple([one for one in boundaries if one[0] != axis])
+    partitions = [*before._partitions]
+    if len(split) != prod(counts) + 1:
+        _read_split(axis, split, chunk(size, counts))  # tells what is wrong
+    if is_chunk(split, counts):
+        partitions[axis] = chunk(size, counts)
+    else:
+        partitions[axis] = explicit(split)
+        boundaries = tuple(sorted([*boundaries, (axis, split)]))
+    shape = (*before.shape[:axis], size, *before.shape[axis + 1 :])
+    if prod(shape) > sys.maxsize:
+        _read_shape(shape)
+    return _description(
+        mesh, before.placements, shape, before.shard_order, boundaries, cuts, partitions
+    )
+
+
 def _read_shape(shape: Sequence[int]) -> Shape:
     """Return the shape as a tuple of Python ints, none negative, of items that can be counted."""
     try:

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, cast, final
 from weakref import WeakValueDictionary
 
 from distarray.layout._axes import normalize_axis
-from distarray.layout._canonical import Description, describe, describe_carried
+from distarray.layout._canonical import Description, describe, describe_carried, describe_recut
 from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition
@@ -385,9 +385,7 @@ def counted(template: Layout, axis: int, lengths: Iterable[int]) -> Layout:
     Layout
         Its shape has the sum of `lengths`. It `is_counted`, unless these make the default split.
     """
-    offsets = (0, *accumulate(lengths))
-    shape = (*template.shape[:axis], offsets[-1], *template.shape[axis + 1 :])
-    found = carry_cuts(template, shape, {a: a for a in range(len(shape))}, {axis: offsets})
+    found = _intern(None, describe_recut(template, axis, (0, *accumulate(lengths))))
     mark_counted(found)
     return found
 

@@ -125,7 +125,8 @@ def take(
     if not isinstance(x, BaseArray):
         there = check_distributed("take", index)._layout.mesh
         x = asarray(plain_buffer(x, "take"), mesh=there, placements=[Replicate()] * there.ndim)
-    check_out("take", x, out)
+    if out is not None:
+        check_out("take", x, out)
     several = index if index.ndim else _with_axis(index)
     if axis is None:
         x = _countable(x)
@@ -134,15 +135,18 @@ def take(
         along = 0
     else:
         along = normalize_axis(axis, x.ndim)
-        before, after = x.shape[:along], x.shape[along + 1 :]
+        shape = x._layout.shape
+        before, after = shape[:along], shape[along + 1 :]
         if 0 in before + after:  # NumPy looks at no index where no item is taken
             result = empty_like(x, shape=(*before, *several.shape, *after))
         else:
-            several = _in_range(several, x.shape[along], mode)
+            several = _in_range(several, shape[along], mode)
             result = select_along(x, along, several)
     if not index.ndim:
         result = squeeze(result, along)
-    if out is not None and out.shape != result.shape:
+    if out is None:
+        return result
+    if out.shape != result.shape:
         raise ShapeError(f"take(out=) has shape {out.shape}, and the result {result.shape}")
     return write_out("take", out, result)
 
@@ -599,6 +603,8 @@ def fill_diagonal(x: Any, /, val: Any, wrap: bool = False) -> None:
 
 
 def _check_mode(name: str, mode: Any) -> None:
+    if mode.__class__ is str and mode == "raise":
+        return
     if not isinstance(mode, str) or mode not in _MODES:
         error = ArgumentError if isinstance(mode, str) else ArgumentTypeError
         raise error(f"{name}(mode={describe(mode)}): one of {', '.join(map(repr, _MODES))}")
@@ -606,6 +612,15 @@ def _check_mode(name: str, mode: Any) -> None:
 
 def _read_indices(name: str, indices: Any) -> Any:
     """Return indices as an array of int64, distributed or plain."""
+    if indices.__class__ is np.ndarray and indices.dtype == np.int64:
+        return indices
+    if indices.__class__ is list and indices and indices[0].__class__ is int:
+        try:
+            listed = np.array(indices)
+        except ValueError:  # which is told below
+            listed = np.empty(0)
+        if listed.dtype == np.int64:
+            return listed
     if not isinstance(indices, BaseArray):
         empty = isinstance(indices, (list, tuple)) and not indices
         indices = plain_buffer(indices, name, dtype=np.int64 if empty else None, objects=True)

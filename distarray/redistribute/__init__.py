@@ -19,18 +19,20 @@ from distarray.redistribute._cost import (
 from distarray.redistribute._execute import (
     Piece,
     clear_plans,
+    fetching,
     read_in_place,
     read_local,
     reads_in_place,
     redistribute_local,
     redistribute_together,
+    redistributing,
     refuse,
 )
 from distarray.redistribute._joined import Joined, Part
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
-from distarray.redistribute._small_blocks import are_small
+from distarray.redistribute._small_blocks import SmallBlocks, are_small
 from distarray.redistribute._speeds import forget_speeds, keep_speeds
 
 __all__ = [
@@ -45,10 +47,12 @@ __all__ = [
     "Part",
     "Piece",
     "Plan",
+    "SmallBlocks",
     "are_small",
     "check_dtype",
     "clear_plans",
     "estimate",
+    "fetching",
     "forget_speeds",
     "gather_to",
     "keep_speeds",
@@ -61,6 +65,7 @@ __all__ = [
     "redistribute_async",
     "redistribute_local",
     "redistribute_together",
+    "redistributing",
     "refuse",
     "refuse_async",
     "run_in_background",

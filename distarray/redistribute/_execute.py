@@ -121,6 +121,14 @@ def redistribute_local(
     return local
 
 
+def redistributing(src: Layout, dst: Layout, dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer]:
+    """Return the function of a block that `redistribute_local` is for two layouts and a dtype."""
+    steps = bound_steps(src, dst, dtype) if src is not dst else ()
+    if len(steps) == 1:
+        return steps[0]
+    return partial(redistribute_local, src=src, dst=dst)
+
+
 def redistribute_together(
     blocks: Sequence[Buffer],
     moves: Sequence[tuple[Layout, Layout]],
@@ -152,6 +160,20 @@ def read_local(local: Buffer, src: Layout, dst: Layout) -> Buffer:
     if len(steps) == 1 and isinstance(steps[0], _Local):
         return steps[0].view(local)
     return redistribute_local(local, src, dst)
+
+
+def fetching(
+    src: Layout, dst: Layout, dtype: np.dtype[Any]
+) -> Callable[[np.ndarray, Shape, Purpose], np.ndarray | None] | None:
+    """Return what gives all ranks the one block that has items, where no rank gets less.
+
+    It is a function of the own block, the shape of the result and the purpose, and is collective.
+    The result is read-only; None where that takes `redistribute_local`, on all ranks alike.
+    """
+    (step, *others) = bound_steps(src, dst, dtype)
+    if others or not isinstance(step, _Exchange) or not step.takes_block:
+        return None
+    return step.fetch
 
 
 Piece = tuple[tuple[slice, ...], Buffer]
@@ -544,6 +566,31 @@ class _Exchange(_Collective):
             messages = self._messages[kind] = Messages(self._step, communicator, kind)
         messages.exchange(offered, out, number, what)
         return out
+
+    def fetch(self, local: np.ndarray, shape: Shape, purpose: Purpose) -> np.ndarray | None:
+        """Return the one block that the new one is, read-only and in a shape, if it is small."""
+        small, communicator = self._small, self._communicator
+        if small is None or communicator is None:  # not known to be so yet
+            return None
+        logs = recording()
+        started = perf_counter() if logs else 0.0
+        told = small.send(local.tobytes(), self._token ^ purpose.token, _Doing(purpose, self))
+        if told is None:
+            return None
+        if logs:
+            nbytes = self.bytes_received(communicator.ranks[communicator.rank])
+            record(self.name, communicator.name, nbytes, perf_counter() - started)
+        return np.ndarray(shape, self._dtype, bytes(told[self._takes[0][0][0]]))
+
+    @property
+    def takes_block(self) -> bool:
+        """Whether the new block is the block of one rank."""
+        if len(self._takes) != 1 or self.reduces or self._communicator is None:
+            return False
+        ((peer, *others), source, target) = self._takes[0]
+        (layout, _), rank = self.source, self._communicator.ranks[peer]
+        whole = layout.local_shape(layout.mesh.coordinate_of(rank))
+        return not others and source == target == region(tuple((0, n) for n in whole))
 
     def _find_small(self, communicator: Communicator) -> SmallBlocks | None:
         if self._step.rounds > 1 or not communicator.reaches_all() or not are_small([self.source]):

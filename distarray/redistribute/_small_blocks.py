@@ -70,7 +70,7 @@ class SmallBlocks:
             if one.nbytes % _ALIGNED:
                 parts.append(bytes(-one.nbytes % _ALIGNED))
         payload = b"".join(parts)
-        told = self._communicator.exchange_small(payload, token, what, self._most)
+        told = self.send(payload, token, what)
         if told is None:
             return None
         me = self._communicator.rank
@@ -82,11 +82,15 @@ class SmallBlocks:
             found.append(views)
         return found
 
+    def send(self, payload: bytes, token: int, what: object) -> Sequence[Any] | None:
+        """Return every rank's bytes, valid until the next round; None as in `exchange`."""
+        return self._communicator.exchange_small(payload, token, what, self._most)
+
     def exchange_one(
         self, block: np.ndarray, token: int, what: object
     ) -> dict[int, np.ndarray] | None:
         """Return the one item of what `exchange` returns of one block, in less time."""
-        told = self._communicator.exchange_small(block.tobytes(), token, what, self._most)
+        told = self.send(block.tobytes(), token, what)
         if told is None:
             return None
         views = {self._communicator.rank: block}

@@ -10,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.array._array import distribute_array
-from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh, world
 from distarray.core.engine._cache import clear as clear_cache
 from distarray.core.engine._policy import communication
-from distarray.errors import ArgumentTypeError, ImplicitCommunicationError, IndexingError
+from distarray.errors import (
+    ArgumentTypeError,
+    ImplicitCommunicationError,
+    IndexingError,
+    MismatchError,
+    ReadOnlyError,
+)
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.families import _selection
 from tests.array.index_keys import keys
@@ -60,11 +66,32 @@ def test_integer_on_a_cut_axis_comes_from_its_owner_to_every_rank() -> None:
         x = distribute_array(
             np.arange(48.0).reshape(12, 4), init_device_mesh((4,)), [Shard(0)], src=None
         )
-        with CommLog() as log:
-            y = x[7]
-        assert y.placements == (Replicate(),)
-        assert log.bytes() == (0 if x.mesh.coordinate == (2,) else 4 * 8)
-        assert not np.shares_memory(y.to_local(), x.to_local())
+        for _ in range(2):  # the second time by the short way
+            with CommLog() as log:
+                y = x[7]
+            assert y.placements == (Replicate(),)
+            assert log.count() == 1
+            assert log.bytes() == (0 if x.mesh.coordinate == (2,) else 4 * 8)
+            assert not np.shares_memory(y.to_local(), x.to_local())
+            agrees(y, np.arange(28.0, 32.0))
+            with pytest.raises(ReadOnlyError, match=r"x\[7, 0:4\] is a copy"):
+                y[0] = 1
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("keys", [(6, 7), ((slice(0, 3), 6), (slice(0, 4), 6))])
+def test_ranks_that_take_other_items_are_told_which(keys: tuple[Any, Any]) -> None:
+    def program() -> None:
+        x = distribute_array(
+            np.arange(48.0).reshape(4, 12), init_device_mesh((4,)), [Shard(1)], src=None
+        )
+        x = x.T if keys == (6, 7) else x
+        for _ in range(2):  # the second time by the short way
+            agrees(x[keys[0]], x.full_array()[keys[0]])
+            key = keys[world().rank == 2]
+            with pytest.raises(MismatchError, match=r"6.*rank 2: x\["):
+                x[key]
 
     on_ranks(program)
 

@@ -10,8 +10,11 @@ import pytest
 from distarray.comm import (
     CommLog,
     exclusive_scan,
+    gather_lengths,
     gather_states,
     gather_words,
+    join_blocks,
+    join_states,
     simulate,
     simulated_world,
     token,
@@ -44,6 +47,24 @@ def test_states_are_those_of_all_ranks_in_order(n, nbytes, ranks_per_node):
         assert not np.may_share_memory(everyone, mine)
         assert log.count() == (n > 1)
         assert log.bytes("all_gather") == (n - 1) * nbytes
+
+    simulate(n, program, ranks_per_node=ranks_per_node)
+
+
+@NODES
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("most", [8, 5000])
+def test_bytes_of_all_ranks_are_joined_in_order(n, most, ranks_per_node):
+    def program():
+        comm = world()
+        with CommLog() as log:
+            assert gather_lengths(comm, comm.rank << 40, SAME) == [rank << 40 for rank in range(n)]
+            alike = join_states(comm, bytes([comm.rank]) * most, SAME)
+            joined = join_blocks(comm, bytes([comm.rank]) * (most - comm.rank), most, SAME)
+        np.ndarray(n * most, np.uint8, alike)[...] = 1  # nobody else writes to it
+        assert bytes(joined) == b"".join([bytes([rank]) * (most - rank) for rank in range(n)])
+        assert log.count() == 3 * (n > 1)
+        assert log.bytes() == (n > 1) * ((n - 1) * (8 + most) + len(joined) - most + comm.rank)
 
     simulate(n, program, ranks_per_node=ranks_per_node)
 

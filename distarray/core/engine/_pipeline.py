@@ -24,8 +24,9 @@ from distarray.comm import (
     Communicator,
     _backend,
     exclusive_scan,
+    gather_lengths,
     gather_parts,
-    gather_states,
+    join_states,
     scatter_states,
     token,
 )
@@ -49,7 +50,7 @@ from distarray.core.engine._resolution import resolve
 from distarray.errors import ArgumentTypeError, MeshError
 from distarray.layout import REDUCTIONS, DimMap, Layout, chunk, counted, mark_counted, propagate
 from distarray.layout import box as boxes
-from distarray.redistribute import read_local, redistribute_local
+from distarray.redistribute import read_local, redistribute_local, redistributing
 from distarray.typing import Box, Buffer
 
 _MANY_STATES = 1 << 20
@@ -86,6 +87,10 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     *functions
         Passed to the local step before the blocks: what has no hash.
     """
+    if operands and not functions and not open_traces and op.check is None:
+        found = _run_distributed(op, operands, static)
+        if found is not None:
+            return found
     operands = normalize_operands(op.name, operands, op.takes_objects)
     uncertain = op.check is not None and op.check(operands)
     for first in operands:
@@ -119,10 +124,32 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
         block = call_on_all(step.output.mesh, op.name, lambda: step.run(*functions, *blocks))
     else:
         block = step.run(*functions, *blocks)
+    return _wrapped(first, step, block)
+
+
+def _run_distributed(op: Op, operands: Sequence[Any], static: Any) -> Any:
+    """Return the result for operands that are all distributed, with processes; None for others."""
+    key, blocks = [op, static], []
+    for x in operands:
+        if not isinstance(x, BaseArray):
+            return None
+        block = x._local
+        blocks.append(block)
+        key += x._layout, block.dtype
+    step = steps[tuple(key)]
+    if step.outside:
+        return None
+    if not step.still:
+        blocks = step.move(blocks, operands, step.bring)
+    return _wrapped(operands[0], step, step.run(*blocks))
+
+
+def _wrapped(like: BaseArray, step: Step, block: Any) -> Any:
+    """Return what the local step gives as arrays of the class of an operand."""
     if block.__class__ is tuple:
         layouts = step.outputs if step.made is None else [step.made(block[0])] * len(block)
-        return tuple([first._new(one, layout) for one, layout in zip(block, layouts, strict=True)])
-    result = first._new(block, step.output if step.made is None else step.made(block))
+        return tuple([like._new(one, layout) for one, layout in zip(block, layouts, strict=True)])
+    result = like._new(block, step.output if step.made is None else step.made(block))
     if step.is_fresh:
         result._reduced = None
     return result
@@ -157,6 +184,22 @@ def run_one(op: Op, x: BaseArray, static: Any) -> Any:
     if step.is_fresh:
         result._reduced = None
     return result
+
+
+def run_beside(op: Op, x: BaseArray, other: Any, static: Any) -> Any:
+    """Return `run(op, (x, other), static)` of a row that no value makes raise, by a short way.
+
+    The other operand is distributed, or a plain array on the device of `x`.
+    """
+    if isinstance(other, BaseArray) or open_traces:
+        return run(op, (x, other), static)
+    block = x._local
+    step = steps[op, static, x._layout, block.dtype, other.shape, other.dtype]
+    if step.still:
+        block = step.run(block, other)
+    else:
+        block = step.run(*step.move((block, other), (x, other), step.bring))
+    return x._new(block, step.output if step.made is None else step.made(block))
 
 
 def run_once(op: Op, x: BaseArray, static: Any) -> Any:
@@ -288,6 +331,11 @@ class Step:
     def __str__(self) -> str:
         return f"{self.op.name} of {', '.join(map(str, self.sources))}"
 
+    def ask(self) -> None:
+        """Ask the policy about what the local step sends by itself."""
+        for src, dst, planned in self.sends:
+            (permit if planned else permit_exchange)(self.op.name, src, dst, self.call.dtypes[0])
+
     def move(
         self,
         blocks: Sequence[Any],
@@ -298,8 +346,7 @@ class Step:
 
         Of `operands` that are Partial it is kept what they are reduced to.
         """
-        for src, dst, planned in self.sends:
-            (permit if planned else permit_exchange)(self.op.name, src, dst, self.call.dtypes[0])
+        self.ask()
         if self.panels is not None:
             for one, dtype in zip(self.panels.moves, self.call.dtypes, strict=True):
                 if one is not None:
@@ -393,6 +440,12 @@ class Step:
             return simple
         partial, adds = self.partial, self.adds
         finish = None if op.finish is None else op.finish(self)
+        bring = redistributing(partial, output, adds)
+
+        def reduce(block: Buffer) -> Buffer:
+            if block.dtype != adds:  # of a row that gives another than it says
+                return redistribute_local(block, partial, output)
+            return bring(block)
 
         def finish_sums(sums: Buffer) -> Buffer:
             sums = sums if adds is total else sums.astype(total)
@@ -401,9 +454,9 @@ class Step:
         def reduce_and_finish(*blocks: Any) -> Buffer:
             if refuses or errors_raise():
                 block = call_on_all(mesh, op.name, lambda: _fit(local(*blocks), adds))
-                sums = redistribute_local(block, partial, output)
+                sums = reduce(block)
                 return call_on_all(mesh, op.name, lambda: finish_sums(sums))
-            return finish_sums(redistribute_local(_fit(local(*blocks), adds), partial, output))
+            return finish_sums(reduce(_fit(local(*blocks), adds)))
 
         return reduce_and_finish
 
@@ -465,7 +518,7 @@ class Step:
 
 def _as_state(part: Any, dtype: Any) -> Buffer:
     """Return a part of a state in host memory, in the dtype that all ranks read, and its order."""
-    if part.__class__ is np.ndarray and part.dtype is dtype:
+    if part.__class__ is np.ndarray and part.dtype == dtype:
         return part  # type: ignore[no-any-return]
     return _backend.to_host(as_block(part)).astype(dtype, copy=False)
 
@@ -591,8 +644,8 @@ class _Exchange:
 
     def _gather(self, comm: Communicator, state: State) -> list[State]:
         """Return the states of all ranks, once they agree on what these are of."""
-        mine = np.frombuffer(b"".join([part.tobytes() for part in state]), np.uint8)
-        everyone = gather_states(comm, mine, self._token, self._step)
+        mine = b"".join([part.tobytes() for part in state])
+        everyone = join_states(comm, mine, self._token, self._step)
         # Looked at where they lie, which for small states takes half of the time of `view`.
         start, states = 0, []
         for _ in range(comm.size):
@@ -604,6 +657,15 @@ class _Exchange:
         return states
 
 
+def unknown_shape(step: Step) -> MeshError:
+    """Return the error for a process outside the mesh whose values tell the shape of a result."""
+    return MeshError(
+        f"this process is not in {step.output.mesh} and cannot know the shape of the result of "
+        f"{step.op.name}, which depends on values there; call it only where "
+        "mesh.coordinate is not None"
+    )
+
+
 class _Lengths:
     """The exchange of the lengths that values give to the blocks of a result along an axis."""
 
@@ -611,11 +673,7 @@ class _Lengths:
         self._step, self._axis, self._template = step, axis, step.output
         mesh: Any = step.output.mesh
         if step.outside:
-            raise MeshError(
-                f"this process is not in {mesh} and cannot know the shape of the result of "
-                f"{step.op.name}, which depends on values there; call it only where "
-                "mesh.coordinate is not None"
-            )
+            raise unknown_shape(step)
         # In the order of the cuts, so that ranks are numbered as blocks are.
         cutting = step.output.sharding_axes(axis)
         self._communicator: Communicator | None = None
@@ -629,11 +687,10 @@ class _Lengths:
     def __call__(self, block: Buffer | None) -> Layout:
         """Return the layout of the result (collective along the mesh axes that cut the axis)."""
         assert block is not None  # only of processes outside the mesh
-        lengths = [block.shape[self._axis]]
+        length: int = block.shape[self._axis]
+        lengths = [length]
         if self._communicator is not None:
-            mine = np.array(lengths, np.int64).view(np.uint8)
-            everyone = gather_states(self._communicator, mine, self._token, self._step)
-            lengths = everyone.reshape(-1).view(np.int64).tolist()
+            lengths = gather_lengths(self._communicator, length, self._token, self._step)
         last = self._last()
         if last is None or last.partition(self._axis).offsets != (0, *accumulate(lengths)):
             last = counted(self._template, self._axis, lengths)

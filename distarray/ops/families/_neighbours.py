@@ -137,7 +137,8 @@ def surround(layout: Layout, reaches: Reaches, what: str, *, inside: bool = Fals
         low, high = reach(block)
         shape[axis] = high - low
         fills += _fills(axis, low, high, layout.shape[axis], mode)
-    exchange = Exchange(communicator, tuple(receives), tuple(sends), what)
+    source = None if inside else layout
+    exchange = Exchange(communicator, tuple(receives), tuple(sends), what, source)
     return Surroundings(exchange, tuple(shape), tuple(fills))
 
 

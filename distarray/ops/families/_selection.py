@@ -34,7 +34,7 @@ from distarray.errors import ArgumentTypeError, IndexingError
 from distarray.layout import OFFSET_BYTES, Layout, Shard, carry_cuts, keep_recent
 from distarray.ops.families._relabel import uncut_axes
 from distarray.ops.families._windows import mirror, mirror_layout, run_exchange
-from distarray.redistribute import redistribute_local
+from distarray.redistribute import fetching, redistribute_local
 from distarray.typing import Buffer, Shape
 
 SPREAD_ITEMS = 8 * 1024 * 1024
@@ -48,6 +48,9 @@ Item: TypeAlias = "int | range | None"
 
 Key: TypeAlias = tuple[Any, ...]
 """Integers, slices as tuples of three, `...` and None."""
+
+_TOKENS = 2**62 - 1
+"""The bits of a token."""
 
 WHOLE_AXIS, REVERSED_AXIS = (None, None, None), (None, None, -1)
 """Slices, as entries of a `Key`."""
@@ -134,28 +137,26 @@ class Selection:
         Applied to the local block, gives that view.
     step
         None where the view is the result: nothing is sent, and nothing made that other keys share.
+    text
+        The key as users write it, once it is made a string.
     """
 
-    __slots__ = ("_items", "_outcome", "_parts", "_purpose", "_source", "kept", "key", "step")
+    __slots__ = ("_outcome", "_parts", "_purpose", "_source", "kept", "key", "step", "text")
 
     def __init__(self, op: Op, x: BaseArray, entries: Key) -> None:
         source = self._source = x._layout
-        items = self._items = expand(entries, source.shape)
+        items = expand(entries, source.shape)
+        self.text = _KeyText(items)
         self.key, parts = _locate(source, items, Ellipsis not in entries)
         self._parts, self.step, self._outcome = parts, None, None
         if parts.taken or parts.flipped or parts.is_item:
             step = self.step = steps[op, parts, source, x._local.dtype]
             # Ranks must agree on it: other items of one block leave layouts that are the same.
-            self._purpose = Purpose.of(self.text)
+            self._purpose = Purpose(_number(items), self.text)
             self._outcome = step.spec
             self.kept = step.spec.kept
         else:
             self.kept = parts.in_view(source)
-
-    @property
-    def text(self) -> str:
-        """The key as users write it."""
-        return f"x[{', '.join(map(_describe, self._items))}]"
 
     @property
     def nbytes(self) -> int:
@@ -176,7 +177,7 @@ class Selection:
             inside = kept.mesh.coordinate is not None
             return x._new(block[self.key] if inside else empty_block(kept, block.dtype), kept)
         if not step.still:
-            (block,) = step.move((block,))
+            step.ask()
         return x._new(step.run(self.key, self._purpose, block), step.output)
 
 
@@ -322,17 +323,23 @@ def _bind(step: Step) -> Callable[[Key, Purpose, Buffer], Buffer]:
         return lambda key, _, block: copy_block(block[key].reshape(shape))
     axes = _renumber(found.flipped, found.taken)
     before = mirror_layout(output, axes)
-    shape, exchange = before.local_shape(), None
+    shape, exchange, fetch = before.local_shape(), None, None
     if axes:
         exchange = mirror(before, axes, f"reverse axes {axes} of {before!r}")
+    else:
+        fetch = fetching(found.kept, found.cut, step.call.dtypes[0])
 
     def take_and_move(key: Key, purpose: Purpose, source: Buffer) -> Buffer:
         block = source[key]
+        if fetch is not None and block.__class__ is np.ndarray:
+            brought = fetch(block, shape, purpose)
+            if brought is not None:
+                return brought
         if found.taken:
             block = redistribute_local(block, found.kept, found.cut, purpose=purpose)
             block = block.reshape(shape)
         if exchange is not None:
-            block = run_exchange(exchange, block, empty_block(output, block.dtype))
+            return run_exchange(exchange, block, empty_block(output, block.dtype))
         return unshare(block, source)
 
     return take_and_move
@@ -359,6 +366,24 @@ def normalize_key(key: Any) -> Key:
         If it is not made of integers, slices, `...` and None.
     """
     return tuple([_entry(entry) for entry in (key if type(key) is tuple else (key,))])
+
+
+class _KeyText:
+    """What a key selects of each axis, as users write it: read where something is wrong."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = items
+
+    def __str__(self) -> str:
+        return f"x[{', '.join(map(_describe, self._items))}]"
+
+
+def _number(items: Sequence[Item]) -> int:
+    """Return the token of what a key selects: integers have one hash in all processes."""
+    words = [(i.start, i.stop, i.step) if type(i) is range else (i or 0, i is None) for i in items]
+    return hash(tuple(words)) & _TOKENS
 
 
 def _describe(item: Item) -> str:

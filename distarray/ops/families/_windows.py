@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from distarray.comm import _backend, _memory, copy_boxes, pause_logs, record, recording, token
 from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout import box as boxes
+from distarray.redistribute import SmallBlocks, are_small
 from distarray.typing import Box, Buffer, Shape
 
 WHOLE = slice(None)
@@ -58,10 +61,27 @@ class Exchange:
     receives: tuple[Pair, ...]
     sends: tuple[Pair, ...]
     what: str
+    source: Layout | None = None
+    """Of the blocks that are sent, where they have one."""
     token: int = field(init=False)
+    _small: dict[Any, SmallBlocks | None] = field(init=False, default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token", token(self.what))
+
+    def small(self, dtype: Any) -> SmallBlocks | None:
+        """Return how blocks travel that are small and in host memory; None of others."""
+        if self.source is None:
+            return None
+        try:
+            return self._small[dtype]
+        except KeyError:
+            found, sources = None, [(self.source, dtype)]
+            if are_small(sources) and self.communicator.reaches_all():
+                peers = {pair.peer for pair in self.receives}
+                found = SmallBlocks(sources, self.communicator, [peers])
+            self._small[dtype] = found
+            return found
 
 
 def run_exchange(
@@ -103,6 +123,14 @@ def target_views(exchange: Exchange, out: Buffer) -> list[Buffer]:
 
 
 def _carry(exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer]) -> None:
+    small = exchange.small(block.dtype) if block.__class__ is np.ndarray else None
+    if small is not None:
+        told = small.exchange_one(block, exchange.token, exchange.what)
+        if told is not None:
+            for pair, target in zip(exchange.receives, targets, strict=True):
+                target[...] = pair.source.of(told[pair.peer])
+            return
+        exchange._small[block.dtype] = None
     communicator = exchange.communicator
     kind = _backend.kind_of(_backend.device_of(block))
     agreed = not communicator.reaches_all(kind)
@@ -249,7 +277,8 @@ def _boxes_and_stretches(
         other = mesh.coordinate_of(rank)
         receives += pairs(other, mine, peer, gather)
         sends += pairs(mine, other, peer, gather)
-    return Exchange(communicator, tuple(receives), tuple(sends), what)
+    source = layout if gather else flat
+    return Exchange(communicator, tuple(receives), tuple(sends), what, source)
 
 
 # --- mirror images -------------------------------------------------------------------------------
@@ -281,4 +310,4 @@ def mirror(layout: Layout, axes: Sequence[int], what: str) -> Exchange:
     source = Window(0, WHOLE, None, backwards)
     target = Window(0, WHOLE, None, (WHOLE,) * layout.ndim)
     pair = Pair(peer, source, target)
-    return Exchange(communicator, (pair,), (pair,), what)
+    return Exchange(communicator, (pair,), (pair,), what, layout)

@@ -13,11 +13,13 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import (
+    SMALL_BYTES,
     Blocks,
     Communicator,
     _backend,
@@ -25,6 +27,8 @@ from distarray.comm import (
     default_placements,
     gather_words,
     pull_rows,
+    record,
+    recording,
     take_rows,
     token,
 )
@@ -38,6 +42,7 @@ from distarray.core import (
     move,
     replicated_layout,
     run,
+    run_beside,
 )
 from distarray.errors import IndexingError, MeshError
 from distarray.layout import Layout, Replicate, Shard
@@ -62,7 +67,7 @@ def select_along(x: BaseArray, axis: int, index: Any) -> Any:
         index = bring(x, index)
     else:
         index = _backend.asarray(index, _backend.device_of(x._local))
-    return run(_gather, (x, index), ((axis,), axis, (False,)))
+    return run_beside(_gather, x, index, ((axis,), axis, (False,)))
 
 
 def index_operands(
@@ -279,6 +284,12 @@ class IndexBlocks:
         if telling and mesh.communicator(telling).size > 1:
             self._telling = mesh.communicator(telling)
         self._tell_later = self.communicator is not None and {*telling} <= {*found.cutting}
+        self.known: tuple[tuple[slice, ...], int, int] | None = None
+        """Of one index that every rank has: this rank's part, the length of the axis, the axis."""
+        if len(own) == 1 and own[0].is_replicated and not (self._is_empty or any(own_places)):
+            (one,) = axes
+            if one is not None:
+                self.known = self._part(own[0].shape), self._sizes[0], one
         layouts = [one.fingerprint for one in step.sources]
         dtypes = [dtype.str for dtype in step.call.dtypes]
         self.token = token(step.op.name, layouts, repr(step.call.static), dtypes)
@@ -294,6 +305,9 @@ class IndexBlocks:
         IndexingError
             On every rank, if one is out of range.
         """
+        if self.known is not None:
+            part, length, along = self.known
+            return [wrap_index(_backend.to_host(blocks[0]), length, along)[part]], None
         found: list[np.ndarray] = []
         error: IndexingError | None = None
         operands = zip(blocks, self._own, self._axes, self._sizes, self._own_places, strict=True)
@@ -415,7 +429,33 @@ def _bind(step: Step) -> Callable[..., Buffer]:
             pull_rows(comm, rows, index.rows, number, index.token, step, out=flat, error=error)
         return out.transpose(order) if turns else out
 
-    return gather
+    dtype = step.call.dtypes[0]
+    if index.known is None or comm is None or not comm.reaches_all():
+        return gather
+    most = index.rows.longest * prod(kept) * dtype.itemsize
+    if most > SMALL_BYTES:
+        return gather
+    part, length, along = index.known
+
+    def gather_small(block: Buffer, numbers: Buffer) -> Buffer:
+        if block.__class__ is not np.ndarray:
+            return gather(block, numbers)
+        started = perf_counter()
+        number = wrap_index(numbers, length, along)[part]
+        if number.shape != index.shape:  # one item, of which this rank has none
+            number = np.broadcast_to(number, index.shape)
+        rows = np.moveaxis(block, along, 0) if along else block
+        told = comm.exchange_small(rows.tobytes(), index.token, step, most)
+        if told is None:
+            return gather(block, numbers)
+        if recording():
+            others = np.count_nonzero(index.rows.divide(number)[0] != comm.rank)
+            nbytes = int(others) * prod(kept) * dtype.itemsize
+            record("rows", comm.name, nbytes, perf_counter() - started)
+        out = np.ndarray((length, *kept), dtype, b"".join(told)).take(number, 0)
+        return out.transpose(order) if turns else out
+
+    return gather_small
 
 
 def _is_plain(block: Buffer) -> bool:

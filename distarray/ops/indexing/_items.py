@@ -117,7 +117,7 @@ def getitem(x: Any, key: Any) -> Any:
     MeshError
         If the key has a mask and this process is not in the mesh.
     """
-    entries = _basic_entries(key)
+    entries = (key,) if key.__class__ is int else _basic_entries(key)
     if entries is None:
         if is_mask_of(key, x.shape):  # found without taking the key apart, which takes 20 us
             return select_by_mask(x, key, 0)
@@ -203,7 +203,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         return
     found = select(_index, x, entries)
     if isinstance(value, PendingWrite):
-        value = value.settle(x, found.text)
+        value = value.settle(x, str(found.text))
     check_writable("assignment", x)
     if isinstance(value, BaseArray):
         check_device("assignment", x, value)

@@ -20,6 +20,9 @@ from distarray.errors import ArgumentError, IndexingError
 from distarray.ops.families._selection import WHOLE_AXIS, Item, Key, expand, normalize_key
 from distarray.typing import Buffer, Shape
 
+_FEW = 32
+"""Items of which Python finds the least and the greatest sooner than NumPy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Index:
@@ -154,7 +157,11 @@ def wrap_index(index: Buffer, size: int, axis: int) -> Buffer:
     index = index.astype(np.int64, copy=False)
     if not index.size:
         return index
-    low, high = int(index.min()), int(index.max())
+    if index.size <= _FEW:
+        items = index.reshape(-1).tolist()
+        low, high = min(items), max(items)
+    else:
+        low, high = int(index.min()), int(index.max())
     if low < -size or high >= size:
         wrong = index[(index < -size) | (index >= size)].flat[0]
         raise IndexingError(

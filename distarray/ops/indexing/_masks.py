@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, compress, expand, gather_states, token
+from distarray.comm import _backend, _memory, compress, expand, gather_lengths, token
 from distarray.core import (
     BaseArray,
     Call,
@@ -135,6 +135,13 @@ def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
 
 def _take(block: Buffer, mask: Buffer, axis: int) -> Buffer:
     """Return the items of a block where a mask of its axes from `axis` on is true."""
+    if (
+        mask.ndim == block.ndim
+        and block.nbytes < _memory.POOLED_BYTES
+        and type(block) is np.ndarray
+    ):
+        found: np.ndarray = block[mask]
+        return found
     before, after = block.shape[:axis], block.shape[axis + mask.ndim :]
     rows, flat = block.reshape(*before, mask.size, *after), mask.reshape(-1)
     shape = (*before, int(np.count_nonzero(flat)), *after)
@@ -266,10 +273,8 @@ def _lengths(source: Layout, axis: int, own: int) -> list[int]:
     cutting = source.sharding_axes(axis)
     if not cutting or mesh.communicator(cutting).size == 1:
         return [own]
-    mine = np.array([own], np.int64).view(np.uint8)
     purpose = token(_ASSIGNMENT, source.fingerprint, axis)
-    everyone = gather_states(mesh.communicator(cutting), mine, purpose, _ASSIGNMENT)
-    return everyone.reshape(-1).view(np.int64).tolist()
+    return gather_lengths(mesh.communicator(cutting), own, purpose, _ASSIGNMENT)
 
 
 def _check_mesh(x: Any, value: Any) -> None:

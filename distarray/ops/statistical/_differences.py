@@ -24,7 +24,7 @@ from distarray.core import (
     join_arrays,
     normalize_operand,
     register,
-    run,
+    run_one,
     run_row,
 )
 from distarray.errors import ArgumentError, AxisError, DTypeError, ShapeError
@@ -158,7 +158,7 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     one = (*x.shape[:along], 1, *x.shape[along + 1 :])
     joined = [_as_part(part, one) for part in (prepend, x, append) if part is not ABSENT]
     result = concat(joined, axis=along) if len(joined) > 1 else x
-    return run(_diff, [result], (along, n))
+    return run_one(_diff, result, (along, n))
 
 
 def _as_part(part: Any, one: tuple[int, ...]) -> Any:
