@@ -443,8 +443,8 @@ MUTANTS = (
     Mutant(
         "of equal extremes the last one is found",
         "ops/_searching.py",
-        "np.where(matches, indices, _LAST).min(axis=0)",
-        "np.where(matches, indices, -1).max(axis=0)",
+        "is_earlier = place < first",
+        "is_earlier = place > first",
         (
             "core/families/test_reductions.py::test_place_is_the_first_in_global_order_on_random_layouts",
             "core/families/test_reductions.py::test_ties_and_nans_go_to_the_lowest_index_across_columns",

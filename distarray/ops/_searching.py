@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from operator import mul
+from operator import gt, lt, mul
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ from distarray.ops.statistical._reductions import replace_nan
 from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
-_LAST = np.iinfo(_INDEX).max
 
 
 def _place_spec(op: Op, call: Call) -> Spec:
@@ -86,24 +85,25 @@ def _first(step: Step) -> Callable[[Buffer], State]:
 
 def _first_of_all(step: Step) -> Callable[..., Any]:
     """Return the second step: the best value, and of equal ones the lowest index."""
-    place = step.op.local
+    is_ahead = gt if step.op.local is np.argmax else lt
+    may_miss = step.call.dtypes[0].kind in "fcmM"
 
     def index(states: States, _: Buffer) -> Any:
-        if len(states) == 1:
-            return states[0][0][1]
-        if states[0][0][1].size == 1:  # the same of two scalars, in a third of the time
-            first = (0,) * states[0][0][1].ndim
-            pairs = [(value[first], index[first]) for (value, index), _ in states]
-            best = pairs[place(np.array([value for value, _ in pairs]))][0]
-            found = min([index for value, index in pairs if value == best or value != value])
-            return found.reshape(states[0][0][1].shape)
-        values = np.array([value.reshape(-1) for (value, _), _ in states])
-        indices = np.array([index.reshape(-1) for (_, index), _ in states])
-        matches = values == values[place(values, axis=0), np.arange(values.shape[1])]
-        if values.dtype.kind in "fcmM":
-            matches |= np.isnan(values)
-        found = np.where(matches, indices, _LAST).min(axis=0)
-        return found.reshape(states[0][0][1].shape)
+        pairs: list[Any] = [state[:2] for state, _ in states]
+        shape, is_one = pairs[0][1].shape, pairs[0][1].size == 1
+        if is_one:  # of scalars all takes less than half of the time
+            pairs = [(value.reshape(1)[0], place.reshape(1)[0]) for value, place in pairs]
+        (best, first), *others = pairs
+        for value, place in others:
+            is_earlier = place < first
+            wins = is_ahead(value, best) | (is_earlier & (value == best))
+            if may_miss:  # NaN, which compares as nothing, comes first
+                wins |= (value != value) & (is_earlier | (best == best))
+            if not is_one:
+                best, first = np.where(wins, value, best), np.where(wins, place, first)
+            elif wins:
+                best, first = value, place
+        return first.reshape(shape)
 
     return index
 

@@ -47,6 +47,8 @@ def check_one_mesh(name: str, *values: Any) -> None:
     MeshError
         On all processes alike: those of a smaller mesh could not go on without the others.
     """
+    if len(values) < 2:
+        return
     meshes = {x._layout.mesh for x in values if isinstance(x, BaseArray)}
     if len(meshes) > 1:
         raise MeshError(
@@ -68,7 +70,11 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def compute(*args: Any) -> Any:
-        block = next(x for x in args if _backend.is_buffer(x))
+        for block in args:
+            if block.__class__ is np.ndarray:
+                return function(*args)
+            if _backend.is_buffer(block):
+                break
         if _backend.is_numpy(block):
             return function(*args)
         device = _backend.device_of(block)

@@ -29,9 +29,10 @@ from distarray.core import (
     register,
     replicated_layout,
     run,
+    unknown_shape,
 )
 from distarray.errors import ArgumentError
-from distarray.layout import Layout, Replicate, Shard, chunk, normalize_axis
+from distarray.layout import Layout, Replicate, Shard, normalize_axis
 from distarray.layout import box as boxes
 from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import on_host
@@ -40,7 +41,6 @@ from distarray.ops.sorting._block_sort import argsort_block, merge_order, sort_b
 from distarray.ops.sorting._exchange import GATHERED_BYTES, gather_lines
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_values
-from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
 
 _FEW_BYTES: Final = 4 * 1024
@@ -82,15 +82,37 @@ class Wanted(NamedTuple):
 
 
 _VALUES = Wanted()
+_WITH_MISSING = "fcmM"
+"""Kinds of items that may be NaN or NaT."""
 
 # --- the row --------------------------------------------------------------------------------------
 
 
 def _spec(_: Op, call: Call) -> Layouts:
     layout = call.layouts[0].without_partial()
+    if _are_few(layout, call.dtypes[0]):
+        mesh = layout.mesh
+        return Layouts((replicated_layout(mesh, layout.shape),), replicated_layout(mesh, (0,)))
+    return Layouts((layout,), _spread(layout, (0,)), counted=0)
+
+
+def _are_few(layout: Layout, dtype: Any) -> bool:
+    """Tell whether every process gets all items, which are cut."""
+    is_cut = any(type(p) is Shard for p in layout.placements)
+    return is_cut and layout.size * dtype.itemsize <= _FEW_BYTES
+
+
+def _spread(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """Return the layout of what is found among items of a layout."""
     placements = [Shard(0) if type(p) is Shard else Replicate() for p in layout.placements]
-    output = layout.replace(placements=placements, shape=(0,), shard_order=None, boundaries=None)
-    return Layouts((layout,), output, counted=0)
+    return Layout(layout.mesh, placements, shape)
+
+
+def _made(step: Step, block: Buffer | None) -> Layout:
+    """Return the layout of what every process finds of a few items."""
+    if block is None:
+        raise unknown_shape(step)
+    return replicated_layout(step.output.mesh, block.shape)
 
 
 def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
@@ -108,6 +130,7 @@ _unique = Op(
     _spec,
     dtypes=_dtypes,
     bind=_bind,
+    made=_made,
 )
 
 
@@ -123,56 +146,41 @@ class _Unique:
             self._comm = mesh.communicator(cutting)
         self._step, self._shape = step, layout.shape
         self._box = layout.local_box() or ()
-        self._whole: Layout | None = None
-        """Where every process gets all items, of a few."""
-        if self._comm is not None and layout.size * step.call.dtypes[0].itemsize <= _FEW_BYTES:
-            self._whole = replicated_layout(mesh, layout.shape)
+        self._find = on_host(self._find_on_host)
         self._token = token("unique", layout.fingerprint, step.call.dtypes[0].str, step.call.static)
 
-    def __call__(self, inverse: list[Buffer], block: Buffer) -> Any:
-        """Return the values, and the arrays asked for; that of the block's shape in `inverse`."""
-        wanted = self._step.call.static
+    def __call__(self, *args: Any) -> Any:
+        """Return the values, and the arrays asked for; that of the block's shape in `inverse`.
 
-        @on_host
-        def find(block: Buffer) -> tuple[Buffer, ...]:
-            dtype = block.dtype
-            items = block.astype(dtype.newbyteorder("="), copy=False).reshape(-1)
-            found = _distinct(items, wanted)
-            own = found.inverse
-            if self._comm is not None and self._whole is not None:
-                found, own = self._parts(self._comm, found)
-            elif self._comm is not None:
-                rows = [found.values]
-                rows += [self._global_places(found.places)] if wanted.places else []
-                rows += [found.counts] if wanted.counts else []
-                del found
-                found, ids = self._merge(self._comm, rows, wanted)
-                own = None if own is None else ids[own]
-                del ids
-            parts = [found.values.astype(dtype, copy=False)]
-            parts += [found.places] if wanted.places else []
-            parts += [found.counts] if wanted.counts else []
-            parts += [own.reshape(shape)] if own is not None else []
-            return tuple(parts)
-
-        shape = block.shape
-        if self._whole is not None:
-            permit_bytes(self._step.op.name, self._whole.size * block.itemsize)
-            block = redistribute_local(block, self._step.sources[0], self._whole)
-        parts = find(block)
-        if wanted.inverse:
-            inverse.append(parts[-1])
+        Called with this list, where it is asked for, and the block.
+        """
+        *inverse, block = args
+        parts = self._find(block)
+        if inverse:
+            inverse[0].append(parts[-1])
             parts = parts[:-1]
         return parts if len(parts) > 1 else parts[0]
 
-    def _parts(self, comm: Communicator, found: _Distinct) -> tuple[_Distinct, Any]:
-        """Return this process's part of the different items, and the numbers of its own ones."""
-        values, places, inverse, counts = found
-        part = slice(*chunk(len(values), (comm.size,)).bounds(comm.rank))
-        kept = [None if one is None else one[part] for one in (values, places, counts)]
-        if inverse is not None:
-            inverse = inverse.reshape(self._shape)[boxes.slices(self._box)]
-        return _Distinct(kept[0], kept[1], None, kept[2]), inverse
+    def _find_on_host(self, block: Buffer) -> tuple[Buffer, ...]:
+        wanted, dtype = self._step.call.static, block.dtype
+        items = block.reshape(-1)
+        if not dtype.isnative:
+            items = items.astype(dtype.newbyteorder("="))
+        found = _distinct(items, wanted)
+        own = found.inverse
+        if self._comm is not None:
+            rows = [found.values]
+            rows += [self._global_places(found.places)] if wanted.places else []
+            rows += [found.counts] if wanted.counts else []
+            del found
+            found, ids = self._merge(self._comm, rows, wanted)
+            own = None if own is None else ids[own]
+            del ids
+        parts = [found.values.astype(dtype, copy=False)]
+        parts += [found.places] if wanted.places else []
+        parts += [found.counts] if wanted.counts else []
+        parts += [own.reshape(block.shape)] if own is not None else []
+        return tuple(parts)
 
     def _global_places(self, places: Any) -> Buffer:
         """Return the places in the flattened array of items, given theirs in the block."""
@@ -264,6 +272,8 @@ def _distinct(items: Buffer, wanted: Wanted) -> _Distinct:
     order = argsort_block(items) if wanted.places or wanted.inverse else None
     run = sort_block(items) if order is None else items[order]
     starts = _starts(run, wanted.equal_nan)
+    if order is None and not wanted.counts:
+        return _Distinct(run[starts], None, None, None)
     firsts = np.flatnonzero(starts)
     values = run[firsts]
     del run
@@ -288,15 +298,16 @@ def _numbers(order: Any, starts: Buffer, first: int) -> Buffer:
 
 def _starts(run: Buffer, equal_nan: bool) -> Buffer:
     """Tell of each item of a sorted run whether it differs from the one before."""
-    starts = np.ones(len(run), bool)
+    starts = np.empty(len(run), bool)
+    starts[:1] = True
     starts[1:] = run[1:] != run[:-1]
-    if equal_nan and len(run) and _is_missing(run[-1:])[0]:
+    if equal_nan and len(run) and run.dtype.kind in _WITH_MISSING and run[-1] != run[-1]:
         starts[np.searchsorted(_is_missing(run), True) + 1 :] = False
     return starts
 
 
 def _is_missing(items: Buffer) -> Buffer:
-    return np.isnan(items) if items.dtype.kind in "fcmM" else np.zeros(items.shape, bool)
+    return np.isnan(items) if items.dtype.kind in _WITH_MISSING else np.zeros(items.shape, bool)
 
 
 def _first_places(run: Buffer, places: Buffer, firsts: Buffer, equal_nan: bool) -> Buffer:
@@ -317,12 +328,23 @@ def _reduced(ufunc: np.ufunc, items: Buffer, firsts: Buffer) -> Buffer:
 def find_unique(x: Any, wanted: Wanted = _VALUES) -> list[Any]:
     """Return the different items of a distributed array, and what else is wanted, as `unique`."""
     inverse: list[Buffer] = []
-    found = run(_unique, (x,), wanted, inverse)
+    found = run(_unique, (x,), wanted, *[inverse] * wanted.inverse)
     results = list(found) if isinstance(found, tuple) else [found]
+    layout = x._layout.without_partial()
+    if _are_few(layout, x.dtype):
+        results = [_cut(one, _spread(layout, one.shape)) for one in results]
+        if inverse:
+            inverse[0] = inverse[0][boxes.slices(layout.local_box() or ())]
     if wanted.inverse:
-        numbers = x._new(inverse[0], x._layout.without_partial())
-        results.insert(1 + wanted.places, numbers)
+        results.insert(1 + wanted.places, x._new(inverse[0], layout))
     return results
+
+
+def _cut(whole: Any, layout: Layout) -> Any:
+    """Return an array that every process has as one of another layout."""
+    box = layout.local_box()
+    assert box is not None  # else the call has raised
+    return whole._new(whole._local[boxes.slices(box)], layout)
 
 
 def _find_rows(x: Any, axis: Any, wanted: Wanted) -> list[Any]:

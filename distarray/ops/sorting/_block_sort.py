@@ -58,6 +58,8 @@ def sort_block(
     >>> sort_block(np.array([2.0, np.nan, 0.0, -0.0, -1.0]))
     array([-1.,  0., -0.,  2., nan])
     """
+    if axis == -1 and not descending:
+        return np.ascontiguousarray(_sorted(block, stable))
     lines = block.swapaxes(axis, -1)
     result = _sorted(lines[..., ::-1] if descending else lines, stable)
     result = (result[..., ::-1] if descending else result).swapaxes(axis, -1)
@@ -69,6 +71,8 @@ def argsort_block(block: Buffer, axis: int = -1, *, descending: bool = False) ->
 
     Parameters are those of `sort_block`.
     """
+    if axis == -1 and not descending:
+        return np.ascontiguousarray(_order(block))
     lines = block.swapaxes(axis, -1)
     order = _order(lines[..., ::-1] if descending else lines)
     if descending:
@@ -134,7 +138,9 @@ def _sorted(lines: Buffer, stable: bool) -> Buffer:
     dtype = lines.dtype
     kind = dtype.kind
     if lines.shape[-1] < _SHORT or dtype.names is not None:
-        return np.sort(lines, kind="stable" if stable or _is_byte(dtype) else None)
+        few = lines.copy()
+        few.sort(kind="stable" if stable or _is_byte(dtype) else None)
+        return few
     if kind in "mMSUV":
         keys = _keys_of(lines)
         if len(keys.bits) == 1:
@@ -188,7 +194,7 @@ def _order(lines: Buffer) -> Buffer:
     if keys is None and dtype.names and all(dtype[name] == np.uint64 for name in dtype.names):
         return np.lexsort([lines[name] for name in reversed(dtype.names)], axis=-1)
     if keys is None or (len(keys.bits) > _MOST_WORDS and dtype.names is None):
-        return np.argsort(lines, axis=-1, kind="stable").astype(np.int64, copy=False)
+        return lines.argsort(axis=-1, kind="stable").astype(np.int64, copy=False)
     orders = [_order_of_words(keys.encode(line)) for line in _each(lines)]
     return (orders[0] if len(orders) == 1 else np.stack(orders)).reshape(lines.shape)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, _memory, gather_blocks, push_rows
+from distarray.comm import Communicator, Parcels, _memory, gather_blocks, join_blocks, push_rows
 from distarray.ops.sorting._block_sort import argsort_block, merge_order, merge_runs, sort_block
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_cuts
@@ -147,9 +147,10 @@ def gather_lines(
     count = len(parts[0])
     if count == len(parts) == 1:
         (line,) = parts
-        own = np.ascontiguousarray(line).reshape(-1).view(np.uint8)
-        everything = np.concatenate(gather_blocks(comm, own, most, token, what))
-        return [everything.view(line.dtype).reshape(1, -1, *line.shape[2:])]
+        rest, dtype = line.shape[2:], line.dtype
+        everything = join_blocks(comm, line.tobytes(), most, token, what)
+        length = len(everything) // (dtype.itemsize * prod(rest))
+        return [np.ndarray((1, length, *rest), dtype, everything)]
     flat = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
     own = flat[0] if len(flat) == 1 else np.concatenate(flat)
     widths = [count * one.itemsize * prod(one.shape[2:]) for one in parts]

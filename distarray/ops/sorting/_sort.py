@@ -41,8 +41,9 @@ from distarray.layout import Layout, Shard, normalize_axis
 from distarray.ops.elementwise._rounding import astype
 from distarray.ops.manipulation._joining import unstack
 from distarray.ops.manipulation._reshape import change_shape
+from distarray.ops.sorting import _exchange
 from distarray.ops.sorting._block_sort import argsort_block, sort_block
-from distarray.ops.sorting._exchange import sort_across
+from distarray.ops.sorting._exchange import gather_lines, sort_across
 from distarray.ops.sorting._keys import KeyWords
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
@@ -115,7 +116,10 @@ def _turn(layout: Layout, axis: int) -> Layout | None:
 
 
 def _along_axis(
-    step: Step, whole: Callable[..., Lines], across: Callable[..., Lines]
+    step: Step,
+    whole: Callable[..., Lines],
+    across: Callable[..., Lines],
+    beside: int | None = None,
 ) -> Callable[..., Any]:
     """Return the function of blocks that sorts their lines.
 
@@ -126,6 +130,8 @@ def _along_axis(
         Takes whole lines of the operands.
     across : callable
         Takes a communicator, parts of lines, the offsets of the result, a token and what it is of.
+    beside : int, optional
+        Bytes that go with each item of a line. Then a few short lines are made whole instead.
     """
     axis, length = step.call.static[:2]
     source, output = step.sources[0], step.output
@@ -138,6 +144,14 @@ def _along_axis(
     offsets = np.array(output.partition(axis).offsets)
     dtypes = [dtype.str for dtype in step.call.dtypes]
     number = token(step.op.name, source.fingerprint, step.call.static, dtypes)
+    most = 0
+    """Bytes that all ranks have together, where they are gathered."""
+    if comm is not None and beside is not None:
+        itemsizes = [dtype.itemsize for dtype in step.call.dtypes]
+        others = prod([n for a, n in enumerate(source.local_shape()) if a != axis])
+        nbytes = others * source.shape[axis] * (sum(itemsizes) + beside)
+        if others <= _LINES and all(itemsizes) and nbytes <= _exchange.GATHERED_BYTES:
+            mine, most = slice(*output.partition(axis).bounds(comm.rank)), nbytes
 
     def function(*blocks: Buffer) -> Any:
         device = _backend.device_of(blocks[0])
@@ -149,6 +163,9 @@ def _along_axis(
         lines = [one.reshape(count, one.shape[-1]) for one in moved]
         if comm is None:
             found = whole(*lines)
+        elif most:
+            everything = gather_lines(comm, lines, most, number, step)
+            found = tuple([one[:, mine] for one in whole(*everything)])
         else:
             groups = [
                 across(comm, [one[i : i + _LINES] for one in lines], offsets, number, step)
@@ -207,7 +224,7 @@ def _bind_sort(step: Step) -> Callable[[Buffer], Buffer]:
         found, _ = sort_across(comm, key(parts[0]), *where, **options)
         return items(found)
 
-    return _along_axis(step, whole, across)
+    return _along_axis(step, whole, across, beside=0)
 
 
 def _negative(lines: Buffer, out: Buffer | None = None) -> Buffer:
@@ -224,6 +241,8 @@ def _negative(lines: Buffer, out: Buffer | None = None) -> Buffer:
 def _by_fields(lines: Buffer, fields: Sequence[str]) -> Buffer:
     """Return items in native byte order, with the fields that are compared first as the first."""
     dtype = lines.dtype
+    if not fields and dtype.isnative:
+        return lines
     if fields:
         rest = [name for name in dtype.names or () if name not in fields]
         dtype = np.dtype([(name, dtype[name]) for name in (*fields, *rest)])
@@ -277,7 +296,7 @@ def _bind_order(step: Step) -> Callable[..., Buffer]:
         _, found = sort_across(comm, key(parts), *where, first=first, descending=descending)
         return tuple(found)
 
-    return _along_axis(step, whole, across)
+    return _along_axis(step, whole, across, beside=8)
 
 
 def _words(parts: Sequence[Buffer]) -> Buffer:

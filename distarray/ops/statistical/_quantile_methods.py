@@ -49,6 +49,8 @@ def check_quantiles(name: str, q: Any, percent: bool = False) -> Quantiles:
         If they are no real numbers.
     """
     weak = type(q) in (int, float)
+    if weak and 0 <= q <= (100 if percent else 1):
+        return Quantiles(np.asarray(q / 100 if percent else q), weak)
     values = np.asarray(q)
     if values.dtype.kind not in "biuf":
         raise ArgumentTypeError(f"{name}: q has items of {values.dtype}, which are no real numbers")

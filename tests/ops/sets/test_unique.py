@@ -163,8 +163,8 @@ def test_few_items_are_gathered_at_once_and_divided_as_by_default() -> None:
         x = da.asarray(values)
         with CommLog() as log:
             found = da.unique_all(x)
-        assert [record.collective for record in log.records] == ["all_gather"] * 2
-        assert log.bytes() == values.nbytes * (RANKS - 1) // RANKS + 8 * (RANKS - 1)
+        assert [record.collective for record in log.records] == ["all_gather"]
+        assert log.bytes() == values.nbytes * (RANKS - 1) // RANKS
         for one, other in zip(found, np.unique(values, True, True, True), strict=True):
             agrees(one, other)
         assert found.values.rebalance() is found.values
