@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from distarray.comm import _backend
 from distarray.core import (
+    LARGE,
+    Call,
+    Op,
+    allocate,
+    as_block,
     check_distributed,
     check_flag,
     describe,
     normalize_operands,
+    reduce_block,
+    reduction,
     register,
     run,
+    run_one,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import normalize_axes
@@ -36,14 +45,13 @@ from distarray.ops import (
     moveaxis,
     not_equal,
     power,
-    sqrt,
-    square,
     sum,
     where,
     whole_axes,
 )
 from distarray.ops import any as any_of
 from distarray.typing import Axes as SomeAxes
+from distarray.typing import Buffer
 
 
 def norm(x: Any, /, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
@@ -197,7 +205,7 @@ def _vector(x: Any, ord: Any, axes: Any, keepdims: bool) -> Any:
     if ord == 0:
         return sum(astype(not_equal(x, 0), _real(x)), **reduced)
     if ord is None or ord == 2:
-        return _root_of_squares(x, **reduced)
+        return _root_of_squares(x, axes, keepdims)
     sizes = abs(x)
     if ord == np.inf:
         return max(sizes, **reduced, initial=0)
@@ -208,8 +216,34 @@ def _vector(x: Any, ord: Any, axes: Any, keepdims: bool) -> Any:
     return power(sum(power(sizes, ord), **reduced), _real(x).type(1) / _real(x).type(ord))
 
 
-def _root_of_squares(x: Any, **reduced: Any) -> Any:
-    return sqrt(sum(square(abs(x) if x.dtype.kind == "c" else x), **reduced))
+def _root_of_squares(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return run_one(_root, x, (tuple(sorted(axes)), None, keepdims, True))
+
+
+def _sum_of_squares(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool) -> Buffer:
+    block = np.abs(block) if block.dtype.kind == "c" else block
+    out = None
+    if block.nbytes >= LARGE and _backend.is_numpy(block):
+        out = allocate(block.shape, block.dtype.newbyteorder("="), "cpu", [block])
+    return reduce_block(np.add, as_block(np.square(block, out=out)), axes, dtype, keepdims)
+
+
+def _real_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    found = np.empty(0, call.dtypes[0].newbyteorder("=")).real.dtype
+    return found, found
+
+
+_root = reduction(
+    "norm",
+    "Return the root of the sum of squares over axes.",
+    _sum_of_squares,
+    "sum",
+    (),
+    answers_name=False,
+    rules=(),
+    dtypes=_real_dtypes,
+    finish=lambda _: np.sqrt,
+)
 
 
 def _real(x: Any) -> Any:
@@ -220,7 +254,7 @@ def _matrix(x: Any, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     x = _inexact(x)
     rows, columns = axes
     if ord in (None, "fro", "f"):
-        return _root_of_squares(x, axis=axes, keepdims=keepdims)
+        return _root_of_squares(x, axes, keepdims)
     if ord in (1, -1, np.inf, -np.inf):
         first, second = (rows, columns) if ord in (1, -1) else (columns, rows)
         sums = sum(abs(x), axis=first, keepdims=True)
