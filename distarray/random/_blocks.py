@@ -3,14 +3,15 @@
 Numba's kernels serve as soon as NumPy has taken as long as loading, or compiling, them does. NumPy
 runs the same formulas otherwise, and gives the same bits. Measured per value on one core, beside
 NumPy's default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times, normal
-floats half of it. The formulas in NumPy take 10 to 15 times as long as the kernels.
+floats half of it. The formulas in NumPy take 5 to 10 times as long as the kernels.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -27,20 +28,21 @@ from distarray.comm.kernels import (
 from distarray.random import _formulas
 from distarray.typing import Box, Buffer, Shape
 
-_DEAR: Final = 90
-"""So many times as long as for a plain copy NumPy takes, as measured on Zen 4: 70 ns a value for
+_DEAR: Final = 45
+"""So many times as long as for a plain copy NumPy takes, as measured on Zen 4: 35 ns a value for
 0.8."""
-_CALL_BYTES: Final = 12 * 1024
-"""As long as for so many bytes NumPy takes for no value: 70 to 140 us."""
+_CALL_BYTES: Final = 24 * 1024
+"""As long as for so many bytes NumPy takes for no value: 60 to 130 us."""
 BATCH: Final = 256
 """Words of each of a kernel's six scratch memories: 12 KiB, which the first-level cache holds."""
 PIECE: Final = 16_384
 """Elements that NumPy makes at a time: their temporaries are in the second-level cache. A block of
-2**19 takes 95 ms by 1,024, 29 ms by 16,384 and 21 ms by 65,536."""
+2**19 takes 17 ms by any number from 4,096 to 32,768."""
 
-_FEW: Final = 4
-"""Up to so many elements NumPy makes one by one, as scalars: 4 us each, of normal floats 12. Arrays
-take 45 and 80 us, for one element or for 100."""
+_FEW: Final = 12
+"""Up to so many elements are made one by one, of Python's numbers."""
+_FEWER: Final = 4
+"""Up to so many a kernel takes as long."""
 
 _KERNELS: Final = "distarray.random._kernels"
 
@@ -143,6 +145,12 @@ def _fill_on_host(
 ) -> None:
     corner, sizes, strides = geometry
     is_integer = kind == "integer"
+    if flat.size <= _FEWER and not is_integer:
+        loc, scale, _ = parameters
+        numbers = _few(kind, few_indices_of(geometry, first, flat.size), words, flat.dtype)
+        with nullcontext() if flat.dtype == np.float64 else np.errstate(over="ignore"):
+            flat[:] = [loc + scale * one for one in numbers]
+        return
     given = (0.0, 0.0, *map(int, parameters)) if is_integer else (*parameters[:2], 0, 0, 0)
 
     def by_kernel(run: Any) -> None:
@@ -171,7 +179,7 @@ def _fill_on_host(
             places = np.arange(first + start, first + start + piece.size)
             index = indices_of(geometry, places)
             with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
-                piece[:] = _draw(kind, index, words, piece.dtype, *parameters)
+                piece[:] = _draw(kind, index, words, piece.dtype, *parameters, ascends=True)
 
     nbytes = max(flat.nbytes, _CALL_BYTES)
     name = _name_of(flat.dtype)
@@ -203,7 +211,7 @@ def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
 
     def by_numpy() -> None:
         parameters = (_ZERO,) * 3 if is_integer else (0.0, 1.0, 0.0)
-        out[...] = _draw(kind, index, words, out.dtype, *parameters)
+        out[...] = _draw(kind, index, words, out.dtype, *parameters, ascends=False)
 
     nbytes = max(out.nbytes, _CALL_BYTES)
     by = kernel(_KERNELS, "draw", kind)
@@ -212,14 +220,14 @@ def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 
 def _draw(
-    kind: str, index: np.ndarray, words: np.ndarray, dtype: Any, *parameters: Any
+    kind: str, index: np.ndarray, words: np.ndarray, dtype: Any, *parameters: Any, ascends: bool
 ) -> np.ndarray:
-    """Return the numbers of elements, by NumPy."""
+    """Return the numbers of elements, by NumPy; their indices may ascend."""
     found: Any
     if index.size > _FEW:
-        found = _standard(kind, index, words, dtype)
+        found = _standard(kind, index, words, dtype, ascends)
     else:
-        numbers = [_standard(kind, one, words, dtype) for one in index.reshape(-1)]
+        numbers = _few(kind, index.reshape(-1).tolist(), words, dtype)
         found = np.array(numbers, np.uint64 if kind == "integer" else np.float64)
         found = found.reshape(index.shape)
     if kind == "integer":
@@ -229,20 +237,54 @@ def _draw(
     return loc + scale * found
 
 
-def _standard(kind: str, index: Any, words: np.ndarray, dtype: Any) -> Any:
-    """Return the numbers of elements, or of one, before they are scaled; or their random bits."""
-    x0, x1 = _formulas.philox(index >> _ONE, *words[2:4], *words[:2])
-    second = (index & _ONE) == _ONE
+def _standard(
+    kind: str, index: np.ndarray, words: np.ndarray, dtype: Any, ascends: bool
+) -> np.ndarray:
+    """Return the numbers of elements before they are scaled; or their random bits."""
+    n = index.size
+    start = int(index[0]) if ascends else 0
+    follow = ascends and int(index[-1]) - start == n - 1  # so that two share a block
+    blocks = _blocks_of(start, n) if follow else index >> _ONE
+    a, b = _formulas.philox(blocks, *words[2:4], *words[:2])
     if kind == "normal":
-        a, b = _formulas.normal_pair(x0, x1)
-        return _formulas.either(second, b, a)
-    x = _formulas.either(second, x1, x0)
-    if kind == "integer":
-        return x
+        a, b = _formulas.normal_pair(a, b)
+    if follow:
+        found = np.stack((a, b), axis=-1).reshape(-1)[start & 1 :][:n]
+    else:
+        found = np.where((index & _ONE) == _ONE, b, a)
+    finish = _finish(_formulas, kind, dtype)
+    return found if finish is None else finish(found)
+
+
+def _blocks_of(start: int, count: int) -> np.ndarray:
+    """Return the counter blocks of elements that follow each other, each once."""
+    return np.arange(start >> 1, (start + count + 1) >> 1, dtype=np.uint64)
+
+
+def _few(kind: str, index: Iterable[int], words: np.ndarray, dtype: Any) -> list[Any]:
+    """Return what `_standard` does of a few elements, as Python's numbers."""
+    k0, k1, c2, c3 = words.tolist()
+    formulas = _formulas.of_numbers
+    block, pair = -1, (0, 0)
+    found: list[Any] = []
+    for one in index:
+        if one >> 1 != block:
+            block = one >> 1
+            pair = formulas.philox(block, c2, c3, k0, k1)
+            if kind == "normal":
+                pair = formulas.normal_pair(*pair)
+        found.append(pair[one & 1])
+    finish = _finish(formulas, kind, dtype)
+    return found if finish is None else [finish(x) for x in found]
+
+
+def _finish(formulas: Any, kind: str, dtype: Any) -> Callable[[Any], Any] | None:
+    """Return what makes random bits numbers of a kind; None where they are made."""
     if kind == "exponential":
-        return _formulas.exponential(x)
-    unit = _formulas.unit_single if dtype == np.float32 else _formulas.unit_double
-    return unit(x)
+        return formulas.exponential
+    if kind == "uniform":
+        return formulas.unit_single if dtype == np.float32 else formulas.unit_double
+    return None
 
 
 def _redraw(
@@ -325,3 +367,12 @@ def indices_of(geometry: Geometry, places: np.ndarray) -> np.ndarray:
         places, column = np.divmod(places, length)
         index = index + column * stride
     return (index + places * strides[0]).view(np.uint64)
+
+
+def few_indices_of(geometry: Geometry, first: int, count: int) -> list[int]:
+    """Return the indices of `count` elements from `first` on, as `indices_of`."""
+    corner, sizes, strides = geometry
+    if sizes.size > 1:
+        return indices_of(geometry, np.arange(first, first + count)).tolist()
+    step = int(strides[0])
+    return [corner + place * step for place in range(first, first + count)]

@@ -51,6 +51,21 @@ def test_unit_floats_use_the_upper_bits_and_stay_below_one() -> None:
     np.testing.assert_array_equal(singles.astype(np.float32), [0, 2.0**-24, 1 - 2.0**-24])
 
 
+def test_formulas_of_numbers_give_the_bits_of_those_of_arrays() -> None:
+    few = _formulas.of_numbers
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 1 << 64, (2, 200), u64, endpoint=False)
+    x[:, :4] = [0, 1, (1 << 64) - 1, 1 << 63]
+    words = [u64(0xFFFFFFFF), u64(7), u64(0xABCDEF01), u64(0xFFFFFFFE)]
+    blocks = np.array(philox(x[0], *words)).T.tolist()
+    assert [list(few.philox(one, *map(int, words))) for one in x[0].tolist()] == blocks
+    pairs = np.array(normal_pair(*x)).T.tobytes()
+    assert np.array([few.normal_pair(*pair) for pair in x.T.tolist()]).tobytes() == pairs
+    for name in ("unit_double", "unit_single", "exponential"):
+        found = np.array([getattr(few, name)(one) for one in x[0].tolist()])
+        assert found.tobytes() == getattr(_formulas, name)(x[0]).tobytes()
+
+
 def test_parts_of_ln2_sum_to_it() -> None:
     with decimal.localcontext() as context:
         context.prec = 40
