@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -543,6 +544,10 @@ def default_placements(
                 Replicate() if isinstance(p, Shard) and not -ndim <= p.axis < ndim else p
                 for p in chosen[1]
             )
-    if ndim == 0:
-        return (Replicate(),) * mesh.ndim
-    return (Shard(0), *(Replicate(),) * (mesh.ndim - 1))
+    return _rows_first(mesh.ndim, ndim > 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _rows_first(mesh_axes: int, has_rows: bool) -> tuple[Placement, ...]:
+    first = Shard(0) if has_rows else Replicate()
+    return (first, *(Replicate(),) * (mesh_axes - 1))

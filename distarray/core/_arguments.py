@@ -168,7 +168,7 @@ def normalize_shape(shape: Any, inferred: bool = False) -> Shape:
             f"shape {describe(shape)} is not an integer or a sequence of integers; pass e.g. "
             f"(512, {-1 if inferred else 64})"
         ) from None
-    if not inferred and any(size < 0 for size in sizes):
+    if not inferred and sizes and min(sizes) < 0:
         raise ShapeError(f"shape {sizes} has a negative size; every size must be 0 or more")
     return sizes
 

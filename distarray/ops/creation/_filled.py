@@ -61,7 +61,7 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
     reduce to them. Nothing is sent.
     """
     check_bytes(layout, dtype)
-    whole = layout.without_partial()
+    whole = layout.without_partial() if layout.has_partial else layout
     box = whole.local_box()
     if box is None:
         block = empty_block(whole, dtype)

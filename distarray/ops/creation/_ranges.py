@@ -26,6 +26,10 @@ from distarray.typing import Box, Buffer
 PIECE = 32 * 1024
 """Items computed at a time, so that what lies between index and value stays in the cache."""
 
+_INTEGER = np.dtype(np.int_)
+_WIDE = 1 << (8 * _INTEGER.itemsize - 1)
+_FEW = 4096
+"""Items that NumPy counts by itself, in memory of its own."""
 _REAL = (int, float, np.integer, np.floating, np.bool_)
 
 
@@ -109,6 +113,8 @@ def arange(
 
 def _range_dtype(*values: Any) -> np.dtype[Any]:
     """Return the dtype of `numpy.arange(*values)`: at least the default integer."""
+    if {*map(type, values)} == {int} and min(values) > -_WIDE and max(values) < _WIDE:
+        return _INTEGER
     return np.result_type(np.int_, np.asarray(values).dtype)
 
 
@@ -136,6 +142,12 @@ def _count_from(head: Buffer, start: int, stop: int) -> Buffer:
         block.real = _count_from(head.real.copy(), start, stop)
         block.imag = _count_from(head.imag.copy(), start, stop)
         return block
+    if head.dtype == _INTEGER and len(head) > 1 and stop - start < _FEW:
+        first, second = head.tolist()
+        step = second - first
+        low, high = first + start * step, first + stop * step
+        if step and max(-low, -high, low, high) < _WIDE:  # else integers wrap around, or stay
+            return np.arange(low, high, step)
     wide = head.astype(np.float32) if head.dtype == np.float16 else head
     block = _memory.empty((stop - start,), head.dtype)
     inexact = head.dtype.kind == "f"  # entering and leaving an errstate takes 4 us
