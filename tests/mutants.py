@@ -232,6 +232,20 @@ MUTANTS = (
         2,
     ),
     Mutant(
+        "a small item of a cut axis is taken of the first rank",
+        "redistribute/_execute.py",
+        "bytes(told[self._takes[0][0][0]])",
+        "bytes(told[0]).ljust(self._dtype.itemsize * prod(shape))",
+        ("array/test_index.py::test_integer_on_a_cut_axis_comes_from_its_owner_to_every_rank",),
+    ),
+    Mutant(
+        "ranks that take other items of a block do not hear of it",
+        "ops/families/_selection.py",
+        "return hash(tuple(words)) & _TOKENS",
+        "return 1",
+        ("array/test_index.py::test_ranks_that_take_other_items_are_told_which",),
+    ),
+    Mutant(
         "ranks that redistribute between other layouts do not hear of it",
         "redistribute/_execute.py",
         "step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds",
