@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import frexp, ldexp, prod
+from math import frexp, fsum, inf, isfinite, ldexp, prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -63,6 +64,10 @@ _INVALID, _OVERFLOW = 1, 2
 """What it tells: a sum has infinities of both signs, or is too large for float64."""
 _SCRATCH: Final = 30760
 """Words of its scratch memory."""
+_SHORT: Final = 128
+"""Items of a sum that Python's library adds up in less time than it takes to call a kernel."""
+_MIDDLING: Final = 1024
+"""The same of NumPy: 40 us of items that are alike, 100 us of such that differ by 2**600."""
 _LONG: Final = 64
 """Items side by side that are a line, which another kernel adds up."""
 
@@ -71,6 +76,8 @@ _KINDS: Final = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
 _DEAR: Final = 6
 _DEAR_TO_ROUND: Final = 30
 """So many times as long as for a plain copy NumPy takes, of items and of words to round."""
+_DEAR_TO_CALL: Final = 1 << 20
+"""A plain copy of so many bytes takes as long as a call of few items by NumPy, 0.1 ms."""
 
 
 # --- sums ----------------------------------------------------------------------------------------
@@ -124,6 +131,11 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     if wanted and block is not None and prod(shape) == prod(items.shape):  # of one item each
         sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
         return sums.view(np.int64)
+    is_one = wanted == WANT_NEAREST and prod(shape) == 1
+    if is_one and prod(items.shape) <= _SHORT:
+        one = _sum_few(items)
+        if one is not None:
+            return np.full(shape, one).view(np.int64)
     left, right = items.factors or (block, block)
     nest, kind = None, "f8"
     if left is not None and is_plain(left):
@@ -145,16 +157,40 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
         else:
             found.append(_find_by_tiles(items, axes, wanted, run))
 
+    def by_numpy() -> None:
+        one = _sum_few(items) if is_one and prod(items.shape) <= _MIDDLING else None
+        if one is None:
+            found.append(_find_by_tiles(items, axes, wanted))
+        else:
+            found.append(np.full(shape, one).view(np.int64))
+
+    nbytes = 8 * prod(items.shape)
+    takes = _DEAR * nbytes + _DEAR_TO_CALL
+    if wanted:
+        takes += _DEAR_TO_ROUND * 8 * WORDS * prod(shape)
     how = "made" if nest is None else "multiplied" if multiplies else "read"
     run_faster(
         f"reduce exactly {kind} {how} {'in lines' if lines else 'in columns'}",
-        8 * prod(items.shape),
+        nbytes,
         _kernel("add_lines" if lines else "add_columns", kind),
         by_kernel,
-        lambda: found.append(_find_by_tiles(items, axes, wanted)),
-        _DEAR,
+        by_numpy,
+        takes // nbytes,
     )
     return found[0]
+
+
+def _sum_few(items: Items) -> float | None:
+    """Return the sum of few items, rounded to nearest; None where it is not finite.
+
+    J. R. Shewchuk's exact sums (Discrete Comput. Geom. 18, 1997) are those of Python's library.
+    """
+    tile = items.read((), np.empty(items.shape))
+    try:
+        total = fsum(tile.ravel().tolist())
+    except (OverflowError, ValueError):  # the latter of infinities of both signs
+        return None
+    return total + 0.0 if isfinite(total) else None
 
 
 def _run_lines(run: Callable[..., int], apart: int, multiplies: bool, item: int, *rest: int) -> int:
@@ -197,8 +233,10 @@ class _Nest(NamedTuple):
     sizes, places, turned
         Of the kept axes in the order of memory: their lengths, the places of the block's axes among
         them, and by which index those are turned round that run backwards.
-    axes
-        The reduced axes of the block.
+    shape
+        Of the block, with reduced axes of length 1.
+    lengths
+        Of the axes that a call of the kernel takes, and their strides.
     """
 
     offset: int
@@ -207,7 +245,8 @@ class _Nest(NamedTuple):
     sizes: Shape
     places: tuple[int, ...]
     turned: Box
-    axes: tuple[int, ...]
+    shape: Shape
+    lengths: tuple[int, ...]
 
     @property
     def has_lines(self) -> bool:
@@ -222,35 +261,38 @@ class _Nest(NamedTuple):
         block: Buffer,
         wanted: int,
         into: Buffer | None = None,
-        scratch: Buffer | None = None,
     ) -> Buffer:
         """Return words or bits of the sums of a block, in the order of memory.
 
-        Those wanted as words are added to `into`, if there is one. Scratch memory may be given.
+        Those wanted as words are added to `into`, if there is one.
         """
         if wanted and len(self.reduced) > 2:
             return _round(self.run(run, block, WANT_WORDS), wanted)
         count = prod(self.sizes)
         if into is None:
             into = np.empty(count, np.int64) if wanted else np.zeros((count, WORDS), np.int64)
-        scratch = _memory.empty((_SCRATCH,), np.int64) if scratch is None else scratch
-        lengths = itertools.chain(*self.kept[-2:], *self.reduced[-2:])
-        rest = *lengths, address_of(scratch)
+        rest = *self.lengths, _scratch_of_thread()
         item, to = address_of(block) + self.offset * block.itemsize, address_of(into)
-        step = into.nbytes // prod(n for n, _ in self.kept[:-2])
-        told = 0
-        for i, kept in enumerate(_offsets(self.kept[:-2])):
-            for reduced in _offsets(self.reduced[:-2]):
-                start = item + (kept + reduced) * block.itemsize
-                told |= run(start, *rest, to + i * step, wanted)
-        _tell(told)
+        if len(self.kept) == len(self.reduced) == 2:
+            told = run(item, *rest, to, wanted)
+        else:
+            step = into.nbytes // prod(n for n, _ in self.kept[:-2])
+            told = 0
+            for i, kept in enumerate(_offsets(self.kept[:-2])):
+                for reduced in _offsets(self.reduced[:-2]):
+                    start = item + (kept + reduced) * block.itemsize
+                    told |= run(start, *rest, to + i * step, wanted)
+        if told:
+            _tell(told)
         return into
 
     def arrange(self, found: Buffer) -> Buffer:
         """Return what is known of each sum, along the block's axes."""
-        found = found.reshape((*self.sizes, *found.shape[1:]))
-        beyond = range(len(self.sizes), found.ndim)
-        return np.expand_dims(found.transpose(*self.places, *beyond)[self.turned], self.axes)
+        beyond = found.shape[1:]
+        if self.sizes:
+            found = found.reshape((*self.sizes, *beyond))
+            found = found.transpose(*self.places, *range(len(self.sizes), found.ndim))[self.turned]
+        return found.reshape(self.shape + beyond)  # a view, as only axes of length 1 are added
 
 
 @functools.lru_cache(64)  # tiles of one block have few shapes
@@ -261,14 +303,17 @@ def _nest(shape: Shape, strides: tuple[int, ...], axes: tuple[int, ...]) -> _Nes
     order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
     pairs = [(shape[axis], abs(strides[axis])) for axis in order]
     kept = [axis for axis in order if axis not in axes]
+    kept_pairs = _join(pair for axis, pair in zip(order, pairs, strict=True) if axis not in axes)
+    reduced_pairs = _join(pair for axis, pair in zip(order, pairs, strict=True) if axis in axes)
     return _Nest(
         offset,
-        _join(pair for axis, pair in zip(order, pairs, strict=True) if axis not in axes),
-        _join(pair for axis, pair in zip(order, pairs, strict=True) if axis in axes),
+        kept_pairs,
+        reduced_pairs,
         tuple(shape[axis] for axis in kept),
         tuple(kept.index(axis) for axis in sorted(kept)),
         tuple(slice(None, None, -1 if backwards[axis] else 1) for axis in sorted(kept)),
-        axes,
+        tuple(1 if axis in axes else n for axis, n in enumerate(shape)),
+        tuple(itertools.chain(*kept_pairs[-2:], *reduced_pairs[-2:])),
     )
 
 
@@ -290,6 +335,22 @@ def _join(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def _offsets(pairs: Sequence[tuple[int, int]]) -> Iterator[int]:
     return map(sum, itertools.product(*(range(0, n * s, s) if s else (0,) * n for n, s in pairs)))
+
+
+_of_thread = threading.local()
+
+
+def _scratch_of_thread() -> int:
+    """Return where the kernels' scratch memory lies, 240 KB that each thread keeps.
+
+    To lease it for each call takes longer than to add up a few items.
+    """
+    try:
+        address: int = _of_thread.address
+    except AttributeError:
+        _of_thread.memory = np.empty(_SCRATCH, np.int64)
+        address = _of_thread.address = address_of(_of_thread.memory)
+    return address
 
 
 def _tell(told: int) -> None:
@@ -315,7 +376,6 @@ def _find_by_tiles(
     order = sorted(every, key=lambda axis: -abs(items.strides[axis]))
     places = np.argsort(order)
     scratch = _memory.empty((2, prod(steps)), np.float64)
-    space = None if run is None else _memory.empty((_SCRATCH,), np.int64)
     at_once = run is not None and wanted and all(steps[axis] >= shape[axis] for axis in axes)
     for kept in tiles(shape, steps, [axis for axis in every if axis not in axes]):
         found: Any = None
@@ -327,7 +387,7 @@ def _find_by_tiles(
             tile = items.read(box, pair[1])
             if run is not None:
                 nest = _nest_of(tile, axes)
-                found = nest.run(run, tile, wanted if at_once else WANT_WORDS, found, space)
+                found = nest.run(run, tile, wanted if at_once else WANT_WORDS, found)
             else:
                 if found is None:
                     sums = [1 if axis in axes else n for axis, n in enumerate(sizes)]
@@ -429,6 +489,9 @@ def _round(words: Buffer, wanted: int) -> Buffer:
     to_odd = int(wanted == WANT_ODD)
 
     def by_numpy() -> None:
+        if len(flat) == 1 and not flat[0, DIGITS:].any():
+            sums.view(np.float64)[0] = _round_one(flat[0, :DIGITS].tolist(), bool(to_odd))
+            return
         for start in range(0, len(flat), _KEPT):
             part = _round_by_numpy(flat[start : start + _KEPT].T, bool(to_odd))
             sums[start : start + _KEPT] = part.view(np.int64)
@@ -442,6 +505,22 @@ def _round(words: Buffer, wanted: int) -> Buffer:
         _DEAR_TO_ROUND,
     )
     return sums.reshape(words.shape[:-1])
+
+
+def _round_one(digits: list[int], to_odd: bool) -> float:
+    """Return a sum given as digits, rounded to float64, to nearest or to odd."""
+    total = sum(digit << DIGIT_BITS * i for i, digit in enumerate(digits) if digit)
+    try:
+        if not to_odd:
+            return total / (1 << -LEAST)  # which Python rounds to nearest
+        magnitude = abs(total)
+        beyond = max(0, magnitude.bit_length() - 53)
+        cut = magnitude >> beyond
+        cut |= cut << beyond != magnitude
+        return ldexp(cut if total > 0 else -cut, beyond + LEAST)
+    except OverflowError:
+        _tell(_OVERFLOW)
+        return inf if total > 0 else -inf
 
 
 def _round_by_numpy(words: Buffer, to_odd: bool) -> Buffer:

@@ -193,9 +193,11 @@ def mean(
     else:
         count = _count_selected(x, axis, keepdims, where)
     quotient = arithmetic.divide(total, count)
-    if total.ndim:
-        quotient = astype(quotient, total.dtype, copy=False)
-    return write_out("mean", out, astype(quotient, result, copy=False))
+    if total.ndim and quotient.dtype != total.dtype:
+        quotient = astype(quotient, total.dtype)
+    if quotient.dtype != result:
+        quotient = astype(quotient, result)
+    return write_out("mean", out, quotient)
 
 
 def _refuse_plain(name: str, reproducible: bool) -> None:
@@ -580,7 +582,6 @@ def _variance_around(
     """
     if x._layout.has_partial:
         x = reductions.without_partial("var", x)
-    count = _count_selected(x, axis, keepdims, mask)
     if centre is ABSENT:
         centre = mean(x, axis=axis, keepdims=True, where=mask, **reproducible)
     deviation = arithmetic.subtract(x, centre)
@@ -597,8 +598,13 @@ def _variance_around(
         where=mask,
         **reproducible,
     )
-    divisor = arithmetic.subtract(count, ddof)
-    result = arithmetic.divide(total, where(logic.greater(divisor, 0), divisor, of_none))
+    if mask is True:
+        divisor: Any = np.int64(count_reduced(x.shape, normalize_axes(axis, x.ndim))) - ddof
+        divisor = divisor if divisor > 0 else np.float64(of_none)
+    else:
+        divisor = arithmetic.subtract(_count_selected(x, axis, keepdims, mask), ddof)
+        divisor = where(logic.greater(divisor, 0), divisor, of_none)
+    result = arithmetic.divide(total, divisor)
     return astype(result, square.dtype if x.dtype.kind in "fc" else np.float64, copy=False)
 
 

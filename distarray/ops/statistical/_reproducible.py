@@ -103,10 +103,13 @@ def round_states(
 
     def round_all(states: States, *_: Buffer) -> Any:
         words = [state.reshape(-1).view(np.int64).reshape(-1, WORDS) for (state,), _ in states]
-        sums = np.empty(len(words[0]), _part(result))
-        for start in range(0, len(sums), _KEPT):
-            some = [own[start : start + _KEPT] for own in words]
-            sums[start : start + _KEPT] = round_sums(np.add.reduce(some), _part(result))
+        if len(words[0]) <= _KEPT:
+            sums = round_sums(np.add.reduce(words), _part(result))
+        else:
+            sums = np.empty(len(words[0]), _part(result))
+            for start in range(0, len(sums), _KEPT):
+                some = [own[start : start + _KEPT] for own in words]
+                sums[start : start + _KEPT] = round_sums(np.add.reduce(some), _part(result))
         shape = states[0][0][0].shape
         return _join(
             sums.reshape(*shape, parts) if parts > 1 else sums.reshape(shape), parts, result

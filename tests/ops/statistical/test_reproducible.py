@@ -221,6 +221,33 @@ def test_products_of_lines_are_added_up_where_they_lie(kind: str, way: None) -> 
             same_bits(da.dot(*given, reproducible=True), sums(products[1], (0,), dtype))
 
 
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("to_odd", [False, True])
+def test_the_words_of_one_sum_are_rounded_as_those_of_several(kind: str, to_odd: bool) -> None:
+    for seed in range(20):
+        x = hard_values(kind, (seed + 1,), seed)
+        words = _exact_sums.add_up(_exact_items.items_of(x), (0,))
+        with np.errstate(over="ignore"):
+            (expected,) = _exact_sums._round_by_numpy(words.T, to_odd)
+            one = _exact_sums._round_one(words[0, : _exact_sums.DIGITS].tolist(), to_odd)
+        assert np.float64(one).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_few_items_are_added_up_as_many_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = hard_values(kind, (100,), 3)
+    y = x.copy()
+    y[3], y[5] = (np.inf, -np.inf) if kind == "huge" else (np.nan, 1.0)
+    found = []
+    for short in (_exact_sums._SHORT, 0):
+        monkeypatch.setattr(_exact_sums, "_SHORT", short)
+        with np.errstate(all="ignore"):
+            some = [_exact_items.items_of(one) for one in (x, y, -0.0 * np.abs(x))]
+            some += [_exact_items.items_of(x, x > 0), _exact_items.products_of(x, x[::-1])]
+            found.append([_exact_sums.sum_exactly(one, (0,), np.float64) for one in some])
+    assert np.array(found[0]).tobytes() == np.array(found[1]).tobytes()
+
+
 def test_the_kernel_and_those_who_call_it_agree_on_words_and_scratch_memory() -> None:
     source = importlib.import_module("distarray.comm.kernels._exact_sum")
     assert (source.SCRATCH, source.LONG) == (_exact_sums._SCRATCH, _exact_sums._LONG)
