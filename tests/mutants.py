@@ -1691,6 +1691,20 @@ MUTANTS = (
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
+        "the smaller slices of blocks are not multiplied",
+        "ops/linear_algebra/_reproducible.py",
+        "    for left, right in terms[1:]:\n",
+        "    for left, right in terms[2:]:\n",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "one sum that is rounded to odd is cut off",
+        "core/families/_exact_sums.py",
+        "        cut |= cut << beyond != magnitude\n",
+        "",
+        ("ops/statistical/test_reproducible.py",),
+    ),
+    Mutant(
         "items of products far below the largest ones are lost",
         "ops/linear_algebra/_reproducible.py",
         "    if some:\n",

@@ -53,6 +53,7 @@ from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
 from distarray.ops.linear_algebra._reproducible import multiply_matrices, result_dtype
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_to, moveaxis
+from distarray.ops.statistical._reductions import without_partial
 from distarray.ops.statistical._reproducible import round_states, sum_state, words_dtype
 from distarray.typing import Shape
 
@@ -373,8 +374,12 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
     where items of the result are far below the largest ones of their rows and columns. Those
     few items that are further below than is worth more products are summed up exactly, as by
     `vecdot`, for which processes get their rows and columns, 32 MiB of each at a time. All that
-    takes as many times the work and the bytes as there are products, and memory for some 6 float64
-    copies of the operands and 5 of the result. Vectors alone are multiplied as by `vecdot`.
+    takes as many times the work as there are products, and half a product more for the look, an
+    eighth of float32. Operands move once, as for an ordinary product, and slices are made where
+    they are multiplied: beside what has moved that takes memory for 2 or 3 float64 copies of it,
+    and for 3 of the result. Where operands come by panels, or the axis summed over is cut, each
+    product sends slices or sums of its own, and memory is needed for some 6 copies of the operands
+    and 5 of the result. Vectors alone are multiplied as by `vecdot`.
 
     Examples
     --------
@@ -421,9 +426,11 @@ def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
         return write_out(name, out, _sum_products(x1, x2, -1, conjugates=False))
     left = x1[None] if x1.ndim == 1 else x1
     right = x2[:, None] if x2.ndim == 1 else x2
+    left, right = _bring_once(name, left, right)
     found = multiply_matrices(
         lambda a, b: run(_matmul, (a, b)),
         lambda a, b: _sum_products(a, b, -1, conjugates=False),
+        _layout_of_blocks,
         left,
         right,
         dtype,
@@ -431,6 +438,30 @@ def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
     found = found[..., 0, :] if x1.ndim == 1 else found
     found = found[..., 0] if x2.ndim == 1 else found
     return write_out(name, out, found)
+
+
+def _bring_once(name: str, *operands: Any) -> Any:
+    """Return operands where a product takes them, unless it takes a panel at a time.
+
+    Slices of what has moved are made where they are multiplied, and none of them moves.
+    """
+    operands = tuple(without_partial(name, x) for x in operands)
+    step = step_for(_matmul, operands)
+    if step.still or step.panels is not None or not all(isinstance(x, BaseArray) for x in operands):
+        return operands
+    blocks = step.move([x._local for x in operands], operands, step.bring)
+    moved = zip(operands, blocks, step.sources, strict=True)
+    return tuple(x._new(block, layout) for x, block, layout in moved)
+
+
+def _layout_of_blocks(x1: Any, x2: Any) -> Layout | None:
+    """Return the layout of the products of blocks of matrices; None where these are not all."""
+    if not all(isinstance(x, BaseArray) and _backend.is_numpy(x._local) for x in (x1, x2)):
+        return None
+    if errors_raise():
+        return None
+    step = step_for(_matmul, (x1, x2))
+    return step.partial if step.still and not step.partial.has_partial else None
 
 
 def _as_arrays(name: str, *operands: Any) -> list[Any]:

@@ -15,14 +15,20 @@ have. Slices of different widths cover what is needed with fewest products, most
 of `x1` from some place on meet only the first bits of `x2`, that is cut anew. Where a bit more for
 each would make them fewer, even and odd terms are multiplied apart. Where some items would need
 many more bits than others, these few are summed up exactly, as by `vecdot`.
+
+Rows and columns are scaled by the power of two above their largest items, or by twice that: of
+alike rows some exceed a power of two and others do not, and then their sums differ by half.
+
+Where a process has the blocks that it multiplies, it does all of that with these as plain arrays,
+and the processes exchange a few numbers; else every step is an operation of distributed arrays.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
-from math import ceil, frexp, isnan, ldexp, prod
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil, floor, frexp, inf, isnan, ldexp, prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,6 +37,7 @@ from distarray.comm import _backend, _memory
 from distarray.core import (
     POINTWISE,
     BaseArray,
+    Op,
     elementwise,
     floating,
     reduce_block,
@@ -39,16 +46,19 @@ from distarray.core import (
     run_row,
 )
 from distarray.errors import DTypeError
-from distarray.layout import Shard
+from distarray.layout import Layout, Partial, Shard
 from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import astype, imag, real, where
+from distarray.ops.families._values import read_values
 from distarray.ops.indexing._places import nonzero
 from distarray.ops.manipulation._shape import broadcast_to, moveaxis
 from distarray.ops.statistical import _reductions as reductions
 from distarray.typing import Buffer, Shape
 
 Product = Callable[[Any, Any], Any]
+Fits = Callable[[Any, Any], Layout | None]
+Agree = Callable[[list[float]], list[float]]
 
 Box: TypeAlias = tuple[slice, ...]
 Slices: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
@@ -59,8 +69,17 @@ _FEW: Final = 10
 """Bits of the first look at most, so that libraries which round float32 to 11 bits agree."""
 _FEWEST: Final = 3
 """Products that more bits at a time could not do without."""
-_LONG: Final = 512
+_LONG: Final = 256
 """Terms from which on two products of half as many take hardly longer."""
+_WIDTHS: Final = 4
+"""So many widths of a slice are tried for each number of its products, the widest first. All would
+take 3 to 10 ms, as long as a product of 512 rows, and save one product in 1 of 100 cases."""
+_THIN: Final = 8
+"""One in so many terms is looked at first where the result is float32: 16 bits are known of most
+products of 24 bits, and need not be known so well."""
+_APART: Final = 11 / 16
+"""Sums of rows are halved from this part of the largest on, if the least is half of it at most:
+those of alike items are within a tenth or two of one number, or of twice of it."""
 _USUAL: Final = 6
 """Products up to which the first look decides."""
 _REACHES: Final = (12, 28)
@@ -69,7 +88,7 @@ whether slices reach so far; and as many as the second look sees."""
 _EXACT: Final = 64
 """So many times as long as in a product of slices an item takes by exact sums. Measured on Zen 3:
 2.7 ns for each pair of items, beside 0.06."""
-_PIECE: Final = 1 << 14
+_PIECE: Final = 1 << 15
 """So many items at once, with what is computed of them, stay in the cache of a core."""
 _GATHERED: Final = 1 << 22
 """Items of rows, and of columns, that a process gets at a time to sum up some items exactly."""
@@ -114,9 +133,9 @@ def bounds_of(*most: float) -> Bounds:
 
 
 def _round_up(number: float) -> float:
-    """Return the next number of five bits."""
+    """Return the next number of seven bits."""
     fraction, exponent = frexp(number)
-    return ldexp(ceil(32 * fraction), exponent - 5)
+    return ldexp(ceil(128 * fraction), exponent - 7)
 
 
 @functools.lru_cache(256)
@@ -162,21 +181,35 @@ def _cover(bounds: Bounds, of_part: Bounds, least: int, reach: int) -> tuple[int
     of_right, of_rests = _exact_bits(of_part.columns), _exact_bits(of_part.depth)
 
     @functools.cache
-    def cover_from(start: int) -> tuple[int, float, Slices]:
+    def cover_from(start: int) -> tuple[int, float, tuple[int, ...]]:
+        """Return how many products follow, their error, and how the next slice is cut.
+
+        That is its width, and first bit, step and number of those of the right operand.
+        """
         if start > reach:
             return 0, bounds.columns * 2.0**-start, ()
         first, further = (of_right, of_rests) if start else (of_firsts, of_left)
-        choices = []
-        for width in range(1 if start else least, min(further, first - least + 1)):
-            bits = [first - width]
-            while bits[-1] < reach - start:
-                bits.append(bits[-1] + 1 + further - width)
-            count, error, rest = cover_from(start + width + 1)
-            error += (bounds.depth if start else bounds.rows) * 2.0 ** -(start + bits[-1] + 1)
-            choices.append((count + len(bits), error, ((start + width, tuple(bits)), *rest)))
+        choices, tried, before = [], 0, 0
+        for width in range(min(further, first - least + 1), 0 if start else least - 1, -1):
+            bit, step = first - width, 1 + further - width
+            count = 1 + max(0, -((bit + start - reach) // step))
+            tried = tried + 1 if count == before else 1
+            before = count
+            if tried <= _WIDTHS:
+                more, error, _ = cover_from(start + width + 1)
+                last = start + bit + (count - 1) * step
+                error += (bounds.depth if start else bounds.rows) * 2.0 ** -(last + 1)
+                choices.append((count + more, error, (width, bit, step, count)))
+            elif count == 1:
+                break
         return min(choices)
 
-    return cover_from(0)
+    slices, start = [], 0
+    while start <= reach:
+        width, bit, step, count = cover_from(start)[2]
+        slices.append((start + width, tuple(range(bit, bit + count * step, step))))
+        start += width + 1
+    return (*cover_from(0)[:2], tuple(slices))
 
 
 # --- local steps ---------------------------------------------------------------------------------
@@ -198,16 +231,6 @@ _largest = reduction(
 )
 
 
-def _align(largest: Buffer, fraction: Any) -> Buffer:
-    """Return magnitudes, doubled where they have larger fractions than the largest one of all.
-
-    So the exponents of those down to half of that one are equal, wherever powers of two are.
-    """
-    library = _backend.namespace_of(largest)
-    above = library.frexp(largest)[0] > fraction
-    return library.ldexp(largest, above.astype(np.int32))
-
-
 def _boxes(shape: Shape, largest: Buffer) -> Iterator[tuple[Box, Box]]:
     """Yield pieces of a block, and of what is the same along its rows or columns."""
     left = _PIECE if _backend.is_numpy(largest) else prod(shape)
@@ -223,19 +246,19 @@ def _boxes(shape: Shape, largest: Buffer) -> Iterator[tuple[Box, Box]]:
 
 
 def _exponents_of(largest: Buffer) -> Any:
+    """Return exponents of powers of two that no finite item exceeds."""
     library = _backend.namespace_of(largest)
     return library.frexp(library.where(library.isfinite(largest), largest, 0))[1]
 
 
-def _scale(x: Buffer, *powers: Buffer) -> Buffer:
-    """Return float64 items times powers of two, or two to the power of integers."""
+def _scale(x: Buffer, out: Buffer, *powers: Buffer) -> Buffer:
+    """Write items times powers of two, or two to the power of integers, to float64 `out`."""
     library = _backend.namespace_of(x)
     if powers[0].dtype.kind == "i":
-        return library.ldexp(x.astype(np.float64, copy=False), sum(powers[1:], powers[0]))
-    x = library.multiply(x, powers[0], dtype=np.float64)
-    for power in powers[1:]:
-        x *= power
-    return x
+        return library.ldexp(x.astype(np.float64, copy=False), sum(powers[1:], powers[0]), out=out)
+    for power in powers:
+        x = library.multiply(x, power, out=out)
+    return out
 
 
 def _powers(*exponents: Buffer) -> Any:
@@ -257,45 +280,78 @@ def _head(x: Buffer, largest: Buffer, bits: int, dtype: Any) -> Buffer:
     is_special = (largest == 0) | ~library.isfinite(largest)
     special = library.where(largest == 0, 2.0 ** (bits - 1), np.nan)
     has_special = bool(is_special.any())
+    spare = _spare(x)
     for box, alike in _boxes(x.shape, largest):
-        scaled = _scale(x[box], power[alike])
+        scaled = _scale(x[box], _as_piece(spare, x[box]), power[alike])
         out[box] = library.floor(library.absolute(scaled, out=scaled), out=scaled)
         if has_special:
             out[box] = library.where(is_special[alike], special[alike], out[box])
     return out
 
 
-def _cut(x: Buffer, largest: Buffer, chains: tuple[tuple[int, ...], ...]) -> Any:
+def _spare(x: Buffer) -> Buffer:
+    """Return memory for float64 items of a piece."""
+    size = min(x.size, _PIECE) if _backend.is_numpy(x) else x.size
+    return _memory.empty((size,), np.float64, _backend.device_of(x))
+
+
+def _as_piece(spare: Buffer, piece: Buffer) -> Buffer:
+    return spare[: piece.size].reshape(piece.shape)
+
+
+def _copy(x: Buffer) -> Buffer:
+    return x.copy()
+
+
+def _halve(heads: Buffer, sums: Buffer, most: float) -> Buffer:
+    """Return heads, half of them in rows or columns whose sums are more than `most`."""
+    library = _backend.namespace_of(heads)
+    out = _memory.empty(heads.shape, heads.dtype, _backend.device_of(heads))
+    part = library.where(sums > most, heads.dtype.type(0.5), heads.dtype.type(1))
+    return library.multiply(heads, part, out=out)
+
+
+def _find_exponents(largest: Buffer, sums: Buffer, most: float) -> Any:
+    """Return exponents, one more in rows or columns whose sums are more than `most`."""
+    return _exponents_of(largest) + (sums > most).astype(np.int32)
+
+
+def _cut(x: Buffer, exponents: Buffer, chains: tuple[tuple[int, ...], ...]) -> Any:
     """Return slices, below 1: for each last bit in a chain what those before it have left."""
     library = _backend.namespace_of(x)
     on = _backend.device_of(x)
     out = tuple(_memory.empty(x.shape, np.float64, on) for chain in chains for _ in chain)
-    (power,) = _powers(-_exponents_of(largest))
-    for box, alike in _boxes(x.shape, largest):
-        scaled = _scale(x[box], power[alike])
-        parts = iter(out)
+    (power,) = _powers(-exponents)
+    for box, alike in _boxes(x.shape, exponents):
+        parts = iter([one[box] for one in out])
         for chain in chains:
-            rest = scaled
-            for last, following in itertools.zip_longest(chain, chain[1:]):
+            slices = [*itertools.islice(parts, len(chain))]
+            rest = _scale(x[box], slices[-1], power[alike])
+            for part, last in zip(slices, chain, strict=True):
                 # An addition rounds to the last bit of the larger number.
-                part, larger = next(parts)[box], 1.5 * 2.0 ** (52 - last)
+                larger = 1.5 * 2.0 ** (52 - last)
                 library.add(rest, larger, out=part)
                 part -= larger
-                if following is not None:
-                    rest = rest - part
+                if part is not rest:
+                    rest -= part
     return out if len(out) > 1 else out[0]
 
 
 def _add_terms(rows: Buffer, columns: Buffer, *terms: Buffer, dtype: Any) -> Buffer:
-    """Return the sum of terms, the smallest first."""
+    """Return the sum of terms, the smallest first, times powers of two."""
     shape, on = terms[0].shape, _backend.device_of(terms[0])
     out = _memory.empty(shape, dtype, on)
-    rows, columns = _powers(_exponents_of(rows), _exponents_of(columns))
+    rows, columns = _powers(rows, columns)
+    spare = None if out.dtype == np.float64 else _spare(out)
     for (box, down), (_, across) in zip(_boxes(shape, rows), _boxes(shape, columns), strict=True):
+        some = out[box]
+        piece = some if spare is None else _as_piece(spare, some)
         total = terms[0][box]
         for term in terms[1:]:
-            total = total + term[box]
-        out[box] = _scale(total, rows[down], columns[across])
+            total = _backend.namespace_of(out).add(total, term[box], out=piece)
+        _scale(total, piece, rows[down], columns[across])
+        if spare is not None:
+            some[...] = piece
     return out
 
 
@@ -309,17 +365,18 @@ def _find_reach(heads: Buffer, pairs: Buffer, bits: int) -> Buffer:
     return library.where(pairs == 0, 0, library.where(heads == 0, 9999, reach))
 
 
-def _row(local: Callable[..., Any], nin: int, nout: int = 1, **static: Any) -> Any:
-    function: Any = functools.partial(local, **static)
+@functools.lru_cache(512)
+def _row(local: Callable[..., Any], nin: int, nout: int, static: tuple[tuple[str, Any], ...]) -> Op:
+    function: Any = functools.partial(local, **dict(static))
     function.nout = nout
     return elementwise(local.__name__.strip("_"), function, nin, POINTWISE, defer=None)
 
 
-_row_of_tops = _row(_align, 2)
-_row_of_heads = functools.lru_cache(64)(functools.partial(_row, _head, 2))
-_row_of_slices = functools.lru_cache(256)(functools.partial(_row, _cut, 2))
-_row_of_sums = functools.lru_cache(256)(functools.partial(_row, _add_terms))
-_row_of_reach = functools.lru_cache(64)(functools.partial(_row, _find_reach, 2))
+def _apply(local: Callable[..., Any], *operands: Any, nout: int = 1, **static: Any) -> Any:
+    """Apply a function item by item, to blocks or to distributed arrays."""
+    if not isinstance(operands[0], BaseArray):
+        return local(*operands, **static)
+    return _row(local, len(operands), nout, (*static.items(),))(*operands)
 
 
 # --- products ------------------------------------------------------------------------------------
@@ -335,7 +392,9 @@ def _join_parts(real_part: Any, imag_part: Any) -> Any:
 _complex = elementwise("complex", _join_parts, 2, POINTWISE, defer=None)
 
 
-def multiply_matrices(product: Product, sum_rows: Product, x1: Any, x2: Any, dtype: Any) -> Any:
+def multiply_matrices(
+    product: Product, sum_rows: Product, fits: Fits, x1: Any, x2: Any, dtype: Any
+) -> Any:
     """Return the product of stacks of matrices.
 
     Parameters
@@ -345,17 +404,19 @@ def multiply_matrices(product: Product, sum_rows: Product, x1: Any, x2: Any, dty
         results.
     sum_rows : callable
         The exact sums of products along the last axis of two arrays of one shape.
+    fits : callable
+        `fits(x1, x2)` gives the layout of the product where each process may multiply its blocks as
+        they are, else None.
     x1, x2 : array
-        Of shapes (..., m, k) and (..., k, n).
+        Of shapes (..., m, k) and (..., k, n), not Partial.
     dtype : dtype
         Of the result, floating point.
     """
-    x1, x2 = (reductions.without_partial("matmul", x) for x in (x1, x2))
     narrow = np.empty(0, dtype).real.dtype
 
     def times(a: Any, b: Any) -> Any:
         a, b = (x if x.dtype.kind == "f" else astype(x, np.float64) for x in (a, b))
-        return _multiply_real(product, sum_rows, a, b, narrow)
+        return _multiply_real(product, sum_rows, fits, a, b, narrow)
 
     if dtype.kind == "f":
         return times(x1, x2)
@@ -372,74 +433,178 @@ def multiply_matrices(product: Product, sum_rows: Product, x1: Any, x2: Any, dty
     return run_row(_complex, parts)
 
 
-def _multiply_real(product: Product, sum_rows: Product, x1: Any, x2: Any, dtype: Any) -> Any:
+def _multiply_real(
+    product: Product, sum_rows: Product, fits: Fits, x1: Any, x2: Any, dtype: Any
+) -> Any:
     """Return the product of real matrices; what is not finite in it is as without slices."""
     if 0 in (*x1.shape, *x2.shape):
         return astype(product(x1, x2), dtype, copy=False)
-    depth = x1.shape[-1]
-    largest = [
-        _row_of_tops(one, frexp(float(reductions.max(one)))[0])
-        for one in (_largest(x1, axis=-1, keepdims=True), _largest(x2, axis=-2, keepdims=True))
-    ]
-    half = min(_FEW, (24 - (depth - 1).bit_length()) // 2)  # so that sums of heads are exact
-    kind: Any = np.float32
-    if half < 4:
-        half, kind = _FEW, np.float64
-    heads = _row_of_heads(bits=half, dtype=kind)
-    firsts = heads(x1, largest[0]), heads(x2, largest[1])
-    magnitudes = product(*firsts)
-    seen = float(reductions.min(magnitudes))
-    if isnan(seen):
+    layout = fits(x1, x2)
+    if layout is not None:
+        blocks = x1._local, x2._local
+        look = _look(_multiply, *blocks, dtype, functools.partial(_agree, x1))
+        if look.slices:
+            return x1._new(_multiply_blocks(*blocks, look, dtype), layout)
+    look = _look(product, x1, x2, dtype)
+    if look.slices:
+        return _multiply_slices(product, x1, x2, look, dtype)
+    if look.bounds is None:
         # Which items are infinite or NaN does not depend on any order.
         signs = [where(logic.isfinite(x), arithmetic.sign(x), x) for x in (x1, x2)]
         rest = [where(logic.isfinite(x), x, 0.0) for x in (x1, x2)]
         marks = product(*signs)
-        known = _multiply_real(product, sum_rows, rest[0], rest[1], dtype)
+        known = _multiply_real(product, sum_rows, fits, rest[0], rest[1], dtype)
         return where(logic.isfinite(marks), known, astype(marks, dtype))
+    bits = (53 - (x1.shape[-1] - 1).bit_length()) // 2
+    pairs = product(*(astype(logic.not_equal(x, 0), np.float32) for x in (x1, x2)))
+    heads = look.heads(x1, x2, bits, np.float64)
+    reach = _apply(_find_reach, product(*heads), pairs, bits=bits)
+    cost = float("inf")
+    for reached in (*_REACHES, 2 * bits):
+        slices = choose_slices(look.bounds, look.bounds, look.bits, look.allowed * 2.0**-reached)
+        beyond = logic.greater(reach, reached)
+        count = int(reductions.count_nonzero(beyond))
+        takes = count_products(slices) + _EXACT * count / prod(reach.shape)
+        if takes < cost:
+            cost, best, rest, some = takes, slices, beyond, count
+    found = _multiply_slices(product, x1, x2, look._replace(slices=best), dtype)
+    if some:
+        _write_exactly(found, nonzero(rest), some, x1, x2, sum_rows)
+    return found
 
-    # Heads are rounded up for what is no less than sums of magnitudes.
-    def find_bounds(parts: int) -> list[float]:
+
+class _Look(NamedTuple):
+    """What the first bits of two matrices tell.
+
+    Attributes
+    ----------
+    largest, sums
+        Of magnitudes in rows of the left one and in columns of the right one; `sums` are those of
+        the first `bits` of each item.
+    limits
+        Sums beyond which a row or column is scaled by half as much as its largest item allows: so
+        sums differ less, whatever power of two the largest item exceeds.
+    allowed
+        The error of an item of the product, in units of the least one of magnitudes.
+    bounds
+        Of sums of magnitudes; None where items are not finite.
+    slices, parts
+        What to multiply, and of how many parts of the terms; no slices where some items of the
+        product are too small to tell, or would need more than usual.
+    """
+
+    largest: Any
+    sums: Any
+    limits: Any
+    bits: int
+    allowed: float
+    bounds: Bounds | None = None
+    slices: Slices = ()
+    parts: int = 1
+
+    def heads(self, x1: Any, x2: Any, bits: int, dtype: Any) -> list[Any]:
+        """Return the first bits of magnitudes, scaled."""
         found = []
-        for head, axis in zip(firsts, (-1, -2), strict=True):
-            some = [head[_part(axis, i, parts)] if parts > 1 else head for i in range(parts)]
-            sums = [reductions.sum(one, axis=axis, dtype=np.float64) for one in some]
-            most = max(float(reductions.max(one)) for one in sums)
-            found.append((most + ceil(depth / parts)) * 2.0**-half)
+        for x, *how, limit in zip((x1, x2), self.largest, self.sums, self.limits, strict=True):
+            head = _apply(_head, x, how[0], bits=bits, dtype=dtype)
+            found.append(head if limit == inf else _apply(_halve, head, how[1], limit))
         return found
 
-    rows, columns = find_bounds(1)
-    pairs = float(reductions.max(magnitudes)) * 4.0**-half
-    pairs += (rows + columns) * 2.0**-half
-    bounds = bounds_of(rows, columns, pairs, depth)
+    def exponents(self) -> list[Any]:
+        """Return those of powers of two by which rows and columns are scaled."""
+        facts = zip(self.largest, self.sums, self.limits, strict=True)
+        return [_apply(_find_exponents, *of_one) for of_one in facts]
+
+
+def _look(product: Product, x1: Any, x2: Any, dtype: Any, agree: Agree | None = None) -> _Look:
+    """Find out which slices of matrices are to be multiplied; of blocks, with all processes."""
+    depth = x1.shape[-1]
+    half = min(_FEW, (24 - (depth - 1).bit_length()) // 2)  # so that sums of heads are exact
+    kind: Any = np.float32
+    if half < 4:
+        half, kind = _FEW, np.float64
+    largest = _largest(x1, axis=-1, keepdims=True), _largest(x2, axis=-2, keepdims=True)
+    firsts = [
+        _apply(_head, x, most, bits=half, dtype=kind)
+        for x, most in zip((x1, x2), largest, strict=True)
+    ]
+    # Heads are rounded up for what is no less than sums of magnitudes.
+    sums = [_sum_of(head, axis) for head, axis in zip(firsts, (-1, -2), strict=True)]
+    most, least = _extremes(agree, sums, sums)
     # Half a unit is left to the last rounding, a tenth of that to others, but to halves a unit.
     allowed = (depth - (0.55 if depth < _LONG else 1.1)) * float(np.finfo(dtype).eps)
-    if seen:
+    limits = [
+        floor(_APART * high) if high >= 2 * low else inf
+        for high, low in zip(most, least, strict=True)
+    ]
+    look = _Look(largest, sums, limits, half, allowed)
+    if any(map(isnan, most)):
+        return look
+    for i, limit in enumerate(limits):
+        if limit < inf:
+            firsts[i] = _apply(_halve, firsts[i], sums[i], limit)
+            most[i] = _extremes(agree, [_apply(_halve, sums[i], sums[i], limit)], [])[0][0]
+    rows, columns = ((one + depth) * 2.0**-half for one in most)
+    is_narrow = np.dtype(dtype).itemsize < 8
+    for step in (_THIN, 1) if is_narrow and depth >= 8 * _THIN else (1,):
+        some = firsts
+        if step > 1:
+            some = [
+                _apply(_copy, x[_part(i, 0, step)]) for x, i in zip(firsts, (-1, -2), strict=True)
+            ]
+        magnitudes = product(*some)
+        (high,), (seen,) = _extremes(agree, [magnitudes], [magnitudes])
+        pairs = min(rows, columns)
+        if step == 1:
+            pairs = min(pairs, high * 4.0**-half + (rows + columns) * 2.0**-half)
+        bounds = bounds_of(rows, columns, pairs, depth)
+        look = look._replace(bounds=bounds)
+        if not seen:
+            continue
         error = -_round_up(-allowed * seen * 4.0**-half)
         slices, parts = choose_slices(bounds, bounds, half, error), 1
+        if step > 1 and count_products(slices) > 1:
+            continue
         if count_products(slices) > _FEWEST and depth >= _LONG:
-            rows, columns = find_bounds(2)
+            of_halves = [
+                _sum_of(head[_part(axis, i, 2)], axis)
+                for head, axis in zip(firsts, (-1, -2), strict=True)
+                for i in range(2)
+            ]
+            most, _ = _extremes(agree, of_halves, [])
+            rows, columns = (
+                (max(pair) + ceil(depth / 2)) * 2.0**-half for pair in (most[:2], most[2:])
+            )
             of_part = bounds_of(rows, columns, min(rows, columns, pairs), ceil(depth / 2))
             others = choose_slices(bounds, of_part, half, error)
             if count_products(others) < count_products(slices):
                 slices, parts = others, 2
         if count_products(slices) <= _USUAL:
-            return _multiply_slices(product, x1, x2, largest, slices, dtype, parts)
-    least = half
-    half = (53 - (depth - 1).bit_length()) // 2
-    heads = _row_of_heads(bits=half, dtype=np.float64)
-    pairs = product(*(astype(logic.not_equal(x, 0), np.float32) for x in (x1, x2)))
-    reach = _row_of_reach(bits=half)(product(heads(x1, largest[0]), heads(x2, largest[1])), pairs)
-    cost = float("inf")
-    for bits in (*_REACHES, 2 * half):
-        slices = choose_slices(bounds, bounds, least, allowed * 2.0**-bits)
-        beyond = logic.greater(reach, bits)
-        count = int(reductions.count_nonzero(beyond))
-        takes = count_products(slices) + _EXACT * count / prod(reach.shape)
-        if takes < cost:
-            cost, best, rest, some = takes, slices, beyond, count
-    found = _multiply_slices(product, x1, x2, largest, best, dtype)
-    if some:
-        _write_exactly(found, nonzero(rest), some, x1, x2, sum_rows)
+            return look._replace(slices=slices, parts=parts)
+    return look
+
+
+def _sum_of(heads: Any, axis: int) -> Any:
+    return reductions.sum(heads, axis=axis, keepdims=True)  # exact in their dtype
+
+
+def _extremes(
+    agree: Agree | None, highs: Sequence[Any], lows: Sequence[Any]
+) -> tuple[list[float], list[float]]:
+    """Return the largest item of each array, and the least of others, of all processes."""
+    if agree is None:
+        return [float(reductions.max(x)) for x in highs], [float(reductions.min(x)) for x in lows]
+    own = [float(np.max(x, initial=-inf)) for x in highs]
+    own += [-float(np.min(x, initial=inf)) for x in lows]
+    every = agree(own)
+    return every[: len(highs)], [-one for one in every[len(highs) :]]
+
+
+def _agree(x: Any, values: list[float]) -> list[float]:
+    """Return the largest of each value on the processes of an array."""
+    mesh = x._layout.mesh
+    layout = Layout(mesh, [Partial("max")] * mesh.ndim, (len(values),))
+    found: list[float] = read_values("matmul", x._new(np.array(values), layout)).tolist()
     return found
 
 
@@ -447,28 +612,68 @@ def _part(axis: int, start: int, step: int) -> Any:
     return (..., slice(start, None, step), *[slice(None)] * (-1 - axis))
 
 
-def _multiply_slices(
-    product: Product, x1: Any, x2: Any, largest: Any, slices: Slices, dtype: Any, parts: int = 1
-) -> Any:
+class _Plan(NamedTuple):
+    """Slices of matrices, and which are multiplied, the least products first."""
+
+    lasts: tuple[int, ...]
+    chains: tuple[tuple[int, ...], ...]
+    pairs: tuple[tuple[int, int], ...]
+
+
+@functools.lru_cache(64)
+def _plan(slices: Slices) -> _Plan:
     lasts, chains = zip(*slices, strict=True)
     once = [c for i, c in enumerate(chains) if not any(d[: len(c)] == c for d in chains[:i])]
     prefixes = [chain[:count] for chain in once for count in range(1, len(chain) + 1)]
-    cut_left = _row_of_slices(nout=len(lasts), chains=(lasts,))
-    cut_right = _row_of_slices(nout=len(prefixes), chains=tuple(once))
-    terms = []
+    pairs = [
+        (-last - other, i, prefixes.index(chain[:count]))
+        for i, (last, chain) in enumerate(slices)
+        for count, other in enumerate(chain, 1)
+    ]
+    pairs.sort(key=lambda pair: pair[0])
+    return _Plan(lasts, (*once,), tuple(pair[1:] for pair in pairs))
+
+
+def _cut_parts(x1: Any, x2: Any, exponents: Any, plan: _Plan, parts: int) -> list[Any]:
+    """Return slices of both matrices for each part of the terms."""
+    found = []
     for part in range(parts):
-        y1, y2 = (
-            x[_part(axis, part, parts)] if parts > 1 else x for x, axis in ((x1, -1), (x2, -2))
-        )
-        left, right = cut_left(y1, largest[0]), cut_right(y2, largest[1])
-        left, right = ([x] if hasattr(x, "shape") else x for x in (left, right))
-        after = dict(zip(prefixes, right, strict=True))
-        for one, last, chain in zip(left, lasts, chains, strict=True):
-            for count, other in enumerate(chain, 1):
-                terms.append((last + other, product(one, after[chain[:count]])))
-    terms.sort(key=lambda term: -term[0])
-    add_terms = _row_of_sums(2 + len(terms), dtype=dtype)
-    return add_terms(*largest, *(term for _, term in terms))
+        of_part = []
+        for x, axis, to, chains in zip(
+            (x1, x2), (-1, -2), exponents, ((plan.lasts,), plan.chains), strict=True
+        ):
+            some = x[_part(axis, part, parts)] if parts > 1 else x
+            count = sum(map(len, chains))
+            cut = _apply(_cut, some, to, nout=count, chains=chains)
+            of_part.append(cut if count > 1 else [cut])
+        found.append(of_part)
+    return found
+
+
+def _multiply_slices(product: Product, x1: Any, x2: Any, look: _Look, dtype: Any) -> Any:
+    plan, exponents = _plan(look.slices), look.exponents()
+    cut = _cut_parts(x1, x2, exponents, plan, look.parts)
+    terms = [product(left[i], right[j]) for i, j in plan.pairs for left, right in cut]
+    return _apply(_add_terms, *exponents, *terms, dtype=dtype)
+
+
+def _multiply_blocks(x1: Buffer, x2: Buffer, look: _Look, dtype: Any) -> Buffer:
+    """Return the block of the product, whose terms are added up as they come."""
+    plan, exponents = _plan(look.slices), look.exponents()
+    cut = _cut_parts(x1, x2, exponents, plan, look.parts)
+    terms = [(left[i], right[j]) for i, j in plan.pairs for left, right in cut]
+    total = _multiply(*terms[0])
+    spare = _memory.empty(total.shape, total.dtype) if len(terms) > 1 else None
+    for left, right in terms[1:]:
+        total += np.matmul(left, right, out=spare)
+    return _add_terms(*exponents, total, dtype=dtype)
+
+
+def _multiply(x1: Buffer, x2: Buffer) -> Buffer:
+    """Return the product of blocks in memory that is kept for such ones."""
+    batch = np.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    out = _memory.empty((*batch, x1.shape[-2], x2.shape[-1]), x1.dtype)
+    return np.matmul(x1, x2, out=out)
 
 
 def _write_exactly(

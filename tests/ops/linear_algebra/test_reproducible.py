@@ -13,7 +13,7 @@ import pytest
 import distarray as da
 from distarray.comm import simulate
 from distarray.errors import ArgumentTypeError, ShapeError
-from distarray.ops.linear_algebra import _reproducible
+from distarray.ops.linear_algebra import _contraction, _reproducible
 from tests.on_device import host
 
 RNG = np.random.default_rng(7)
@@ -128,15 +128,68 @@ def test_long_products_in_two_halves_have_the_same_bits_and_error(
     b[:, 1] *= factor
     parts = []
 
-    def multiply_slices(*given: Any) -> Any:
+    def cut_parts(*given: Any) -> Any:
         parts.append(given[-1])
         return original(*given)
 
-    original = _reproducible._multiply_slices
-    monkeypatch.setattr(_reproducible, "_multiply_slices", multiply_slices)
+    original = _reproducible._cut_parts
+    monkeypatch.setattr(_reproducible, "_cut_parts", cut_parts)
     result = of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b)
     assert set(parts) == {2}
     check_error(result, a, b)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "c16"])
+def test_blocks_and_distributed_arrays_have_the_same_bits(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(8)
+    a, b = rng.standard_normal((7, 300)), rng.random((300, 5))
+    a[2:5] *= 1.9
+    a[:, 7] = 3.5
+    a, b = ((x * (1 + 0.5j) if dtype == "c16" else x).astype(dtype) for x in (a, b))
+    found = []
+    for fits in (_contraction._layout_of_blocks, lambda *_: None):
+        monkeypatch.setattr(_contraction, "_layout_of_blocks", fits)
+        found.append(of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b))
+    assert found[0].tobytes() == found[1].tobytes()
+    if dtype != "c16":
+        check_error(found[0], a, b)
+
+
+def test_rows_on_both_sides_of_a_power_of_two_are_scaled_alike() -> None:
+    a = np.random.default_rng(4).uniform(0.6, 0.99, (12, 300))
+    a[::2, 5] = 1.01
+    look = _reproducible._look(np.matmul, a, a.T, np.float64)
+    sums = [np.ldexp(a.sum(1), -exponents.reshape(-1)) for exponents in look.exponents()]
+    assert max(x.max() / x.min() for x in sums) < 1.5
+    assert _reproducible.count_products(look.slices) == 3
+    result = of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, a.T.copy())
+    check_error(result, a, a.T)
+
+
+@pytest.mark.parametrize("left", [0.0, 1e-9])
+def test_a_look_at_few_terms_is_not_trusted_where_these_are_small(left: float) -> None:
+    rng = np.random.default_rng(6)
+    a, b = rng.standard_normal((6, 96)), rng.standard_normal((96, 4))
+    a[:, :: _reproducible._THIN] *= left
+    a, b = a.astype("f4"), b.astype("f4")
+    result = of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b)
+    check_error(result, a, b)
+
+
+def test_operands_move_once() -> None:
+    def program() -> None:
+        rng = da.random.default_rng(1)
+        x, y = (rng.random((64, 64), placements=[da.Shard(0)]) for _ in range(2))
+        sent = []
+        for same in (False, True):
+            with da.CommLog() as log:
+                da.matmul(x, y, reproducible=same)
+            sent.append(log.bytes())
+        assert sent[1] < sent[0] + 500
+
+    simulate(2, program)
 
 
 def test_bits_do_not_depend_on_ranks_or_meshes() -> None:
