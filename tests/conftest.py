@@ -15,6 +15,8 @@ finds which test was running when a job was ended, and starts the rest again in 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import gc
 import hashlib
@@ -41,7 +43,15 @@ PASSED, FAILED, SKIPPED = 0, 1, 2
 
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # scikit-learn wants it before SciPy is imported
 
-hypothesis.settings.register_profile("plain", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "plain",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=(hypothesis.HealthCheck.too_slow,),
+)
+hypothesis.settings.register_profile(  # of `tests.run`, after which nobody looks for examples
+    "suite", hypothesis.settings.get_profile("plain"), database=None
+)
 hypothesis.settings.register_profile(
     "mpi",
     deadline=None,
@@ -54,9 +64,23 @@ hypothesis.settings.register_profile(
 
 @pytest.fixture(autouse=True, scope="session")
 def _kernels_from_the_first_byte() -> None:
-    """Let kernels serve before they pay, and no other process say what is faster."""
+    """Let kernels serve before they pay, and no other process say what is faster.
+
+    Of all processes of the suite one compiles a kernel, while others that want one wait for it.
+    """
     from distarray.comm.kernels import _choice, _jit
 
+    def compile_once(kernel: Any) -> bytes | None:
+        folder = os.open(Path(__file__).parent, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # of a file system without such locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            return kernel._find() or compile_it(kernel)
+        finally:
+            os.close(folder)
+
+    compile_it = _jit.Kernel._compile
+    _jit.Kernel._compile = compile_once  # type: ignore[method-assign]
     _jit._LOADING = _jit._COMPILING = 0  # type: ignore[misc]
     _choice._chosen = functools.cache(dict)
 
@@ -67,9 +91,11 @@ def pytest_configure(config: pytest.Config) -> None:
     on_device.prepare()
     sys.setswitchinterval(SWITCH_SECONDS)
     with_mpi = config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)
-    profile = os.environ.get("DISTARRAY_TEST_PROFILE", "mpi" if with_mpi else "plain")
+    records = os.environ.get("DISTARRAY_TEST_RECORDS")
+    usual = "mpi" if with_mpi else "suite" if records else "plain"
+    profile = os.environ.get("DISTARRAY_TEST_PROFILE", usual)
     hypothesis.settings.load_profile(profile)
-    record = Record(os.environ.get("DISTARRAY_TEST_RECORDS"), _world_rank() if with_mpi else 0)
+    record = Record(records, _world_rank() if with_mpi else 0)
     config.pluginmanager.register(record, "distarray-record")
     if with_mpi:
         config.pluginmanager.register(Agreement(config, record), "distarray-agreement")
@@ -83,6 +109,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(5000, 10, 20)
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Collect what the tests have left, once: pytest and the interpreter look again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _world_rank() -> int:
