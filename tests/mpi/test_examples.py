@@ -12,7 +12,6 @@ import diffusion
 import flights_data
 import flights_numpy
 import flights_pca_kmeans
-import flights_sklearn
 import gaussian_process
 import heat_equation
 import hello_layout
@@ -50,6 +49,8 @@ def test_flights_agree_with_numpy() -> None:
 
 
 def test_scikit_learn_agrees_with_one_process() -> None:
+    import flights_sklearn  # here, as eight ranks need no scikit-learn
+
     mesh = da.default_mesh()
     part = flights_data.read_part(mesh.rank, mesh.size, share=SHARE)
     rows = da.DistArray.from_local(part, mesh, [da.Shard(0)])

@@ -22,6 +22,8 @@ REDUCTIONS = (
     *(("f4", "sum"), ("f8", "prod"), ("f4", "min"), ("f2", "avg"), ("bf16", "max")),
     *(("i1", "min"), ("i8", "avg"), ("u4", "avg"), ("u1", "bxor"), ("i4", "sum")),
 )
+FLAT = (("f4", "sum"), ("f8", "prod"), ("bf16", "max"), ("i8", "avg"))
+"""Of flat boxes items are found otherwise, several at a time, and reduced alike."""
 
 
 def kernels() -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -51,7 +53,8 @@ def kernels() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         out = arrays["f8"] if op == "avg" and kind[0] in "iu" else source
         arguments = out, source, table, *counts, types.int64
         found[f"{op} {kind}"] = _kernels.reducing(kind, op, False), arguments
-        found[f"{op} {kind}, flat"] = _kernels.reducing(kind, op, True), arguments
+        if (kind, op) in FLAT:
+            found[f"{op} {kind}, flat"] = _kernels.reducing(kind, op, True), arguments
     for kind, dtype, out in (("normal", "float64", "f8"), ("uniform", "float32", "f4")):
         arguments = arrays[out], table, *[types.float64] * 3
         found[f"{kind} {dtype}"] = _random.kernel(kind, dtype), arguments

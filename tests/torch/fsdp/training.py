@@ -102,13 +102,35 @@ class Single:
     gradients: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Momentum:
+    """Gradient descent with momentum; torch's optimizers import its compiler, in a second."""
+
+    def __init__(self, module: nn.Module, rate: float) -> None:
+        self._parameters, self._rate = list(module.parameters()), rate
+        self._velocities = [torch.zeros_like(parameter) for parameter in self._parameters]
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, velocity in zip(self._parameters, self._velocities, strict=True):
+            velocity.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(velocity, alpha=self._rate)
+
+
 def trained(
-    module: nn.Module, batches: Sequence[torch.Tensor], loss: Loss = square_mean, rate: float = 0.02
+    module: nn.Module,
+    batches: Sequence[torch.Tensor],
+    loss: Loss = square_mean,
+    rate: float = 0.02,
+    optimizer_of: Callable[[nn.Module, float], Any] | None = None,
 ) -> Single:
-    """Train a copy of a module by AdamW, one step for each batch."""
+    """Train a copy of a module, by AdamW if nothing else is told, one step for each batch."""
     twin = copy.deepcopy(module)
     found = Single(module, twin, batches, loss, rate)
-    optimizer = _optimizer(twin, rate)
+    optimizer = (optimizer_of or _optimizer)(twin, rate)
     for batch in batches:
         optimizer.zero_grad()
         value = loss(twin, batch)
