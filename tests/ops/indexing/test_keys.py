@@ -166,6 +166,7 @@ def put(x: np.ndarray, found: Advanced, value: np.ndarray) -> None:
         moved[np.unravel_index(flat[i], sizes) if sizes else ()] = value[i]
 
 
+@pytest.mark.host_only  # it makes no blocks
 @pytest.mark.parametrize("seed", range(4))
 def test_keys_select_and_write_what_numpy_does(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -13,6 +13,8 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.ops.searching import _bins as bins_
 from distarray.ops.searching._bins import Sample
 
+pytestmark = pytest.mark.host_only  # they make no blocks
+
 DTYPES = ("?", "i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "g")
 RULES = ("auto", "doane", "fd", "rice", "scott", "sqrt", "stone", "sturges")
 

@@ -13,6 +13,8 @@ from distarray.ops.sorting import _block_sort
 from distarray.ops.sorting._block_sort import argsort_block, merge_order, merge_runs, sort_block
 from tests.ops.sorting.items import DTYPES, draw_items, identical
 
+pytestmark = pytest.mark.host_only  # they make no blocks
+
 NATIVE = tuple(dtype for dtype in map(np.dtype, DTYPES) if dtype.isnative)
 SHAPES = ((0,), (1,), (7,), (60,), (3, 20), (20, 3), (2, 9, 4), (0, 5), (5, 0), (2, 40))
 

@@ -13,6 +13,8 @@ from distarray.errors import DTypeError
 from distarray.ops.sorting._keys import KeyWords, longest
 from tests.ops.sorting.items import DTYPES, identical, items
 
+pytestmark = pytest.mark.host_only  # they make no blocks
+
 ONE_WORD = ("?", "i1", "u1", "i2", "u2", "f2")
 
 

@@ -15,6 +15,8 @@ from distarray.ops.sorting._keys import KeyWords
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_cuts, select_values
 from tests.ops.sorting.items import DTYPES, draw_items, identical
 
+pytestmark = pytest.mark.host_only  # they make no blocks
+
 
 class Counted:
     """The ranks of a run; what they send is counted."""

@@ -20,6 +20,8 @@ from distarray.ops.statistical._quantile_methods import (
     median_places,
 )
 
+pytestmark = pytest.mark.host_only  # they make no blocks
+
 DTYPES = ("f8", "f4", "f2", "g", "i8", "i4", "u1", "u8", "m8[s]")
 
 
