@@ -19,7 +19,8 @@ needs_mpiexec = pytest.mark.skipif(check.launcher(None) is None, reason="needs m
 
 
 def rehearsed(folder: Path, parts: str) -> tuple[dict, str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--seconds", "250"]
+    # More than there is, so that no part of a slow machine is ended at its share of it.
+    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--seconds", "800"]
     command += ["--ranks", "2", "--parts", parts, "--out", str(folder)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
