@@ -57,7 +57,7 @@ def check(made: DimMap, layout: Layout, local: Callable[[Array, Any], Array], wa
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_reshape_of_blocks_is_reshape_of_the_array(data: Any) -> None:
     shape, wanted = data.draw(reshapes())
     layout = data.draw(layouts(shape))
@@ -66,7 +66,7 @@ def test_reshape_of_blocks_is_reshape_of_the_array(data: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_stages_of_a_reshape_lead_to_the_same_array(data: Any) -> None:
     shape, wanted = data.draw(reshapes())
     layout = data.draw(layouts(shape))
@@ -83,7 +83,7 @@ def test_stages_of_a_reshape_lead_to_the_same_array(data: Any) -> None:
 
 
 @given(layouts(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_other_operations_on_blocks_are_those_on_the_array(layout: Layout, data: Any) -> None:
     shape = layout.shape
     array = np.arange(prod(shape)).reshape(shape)

@@ -15,7 +15,7 @@ from tests.layout.strategies import blocks, layouts
 
 
 @given(layouts())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_every_element_is_held_once_per_copy(layout: Layout) -> None:
     held = np.zeros(layout.shape, int)
     for _, block in blocks(layout):
@@ -25,7 +25,7 @@ def test_every_element_is_held_once_per_copy(layout: Layout) -> None:
 
 
 @given(layouts())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_blocks_do_not_depend_on_axes_that_do_not_shard(layout: Layout) -> None:
     unsharded = (*layout.partial_axes, *layout.replicated_axes)
     by_rest: dict[tuple[int, ...], Any] = {}
@@ -35,7 +35,7 @@ def test_blocks_do_not_depend_on_axes_that_do_not_shard(layout: Layout) -> None:
 
 
 @given(layouts())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_is_even_tells_whether_all_blocks_have_one_shape(layout: Layout) -> None:
     per_axis_even = all(
         len({b - a for a, b in map(layout.partition(axis).bounds, range(count))}) == 1
@@ -55,7 +55,7 @@ def cut(shape: list[int], starts: list[int], axis: int, count: int, index: int) 
 
 
 @given(layouts())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_local_boxes_are_those_of_torch_chunk_cut_after_cut(layout: Layout) -> None:
     layout = layout.replace(boundaries=None)
     for coordinate, _ in blocks(layout):

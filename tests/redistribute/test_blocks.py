@@ -15,7 +15,7 @@ from tests.layout.strategies import layouts
 
 
 @given(layouts(), st.data())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_blocks_that_meet_a_box_tile_it(layout: Layout, data: Any) -> None:
     box = tuple(
         tuple(sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n)))))

@@ -54,7 +54,7 @@ def given_away(src, dst, part=(0, 1)):
 
 
 @given(exchanges())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_what_is_sent_is_what_is_received(pair):
     assert sorted(taken(*pair)) == sorted(given_away(*pair))
 
@@ -72,14 +72,14 @@ def test_what_is_sent_is_what_is_received_in_every_round(pair, rounds):
 
 
 @given(exchanges())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_two_ranks_share_one_box_at_most(pair):
     pairs = Counter((giver, taker) for giver, taker, *_ in taken(*pair))
     assert max(pairs.values(), default=1) == 1
 
 
 @given(exchanges())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_counts_in_closed_form_are_those_of_the_transfers(pair):
     src, dst = pair
     for rank in everyone(src, dst):
@@ -95,7 +95,7 @@ def test_counts_in_closed_form_are_those_of_the_transfers(pair):
 
 
 @given(exchanges())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_transfers_stay_on_the_mesh_axes_that_the_route_names(pair):
     src, dst = pair
     way = choose_replicas(src, dst)

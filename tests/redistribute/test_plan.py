@@ -58,19 +58,19 @@ def check_result(move: Move, **options) -> None:
 
 
 @given(moves())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_plan_gives_the_destination_blocks_for_any_two_layouts(move):
     check_result(move)
 
 
 @given(moves())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_plan_gives_the_destination_blocks_for_any_two_layouts_between_nodes(move):
     check_result(move, model=FAR)
 
 
 @given(moves())
-@settings(max_examples=80)
+@settings(max_examples=100)
 def test_plan_gives_the_destination_blocks_in_rounds(move):
     check_result(move, max_bytes=3 * move.dtype.itemsize)
 
@@ -83,7 +83,7 @@ def test_plan_gives_the_destination_blocks_in_rounds(move):
         np.dtype(float),
     )
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_no_rank_receives_more_than_it_lacks_without_reductions(move):
     src, dst, dtype = move
     for model in (CostModel(), FAR):
@@ -93,7 +93,7 @@ def test_no_rank_receives_more_than_it_lacks_without_reductions(move):
 
 
 @given(moves())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_lower_bound_is_one_for_any_two_layouts(move):
     src, dst, dtype = move
     found = plan(src, dst, dtype)
@@ -103,7 +103,7 @@ def test_lower_bound_is_one_for_any_two_layouts(move):
 
 
 @given(moves())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_every_byte_sent_is_received(move):
     found = plan(*move)
     ranks = {*move.src.mesh.flat_ranks, *move.dst.mesh.flat_ranks}

@@ -20,7 +20,7 @@ boxes = st.lists(
 
 
 @given(boxes, st.integers(1, 30))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_parts_follow_one_another_in_c_order_and_are_equal(box, count):
     values = np.arange(prod(stop - start for start, stop in box)).reshape(
         [stop - start for start, stop in box]
@@ -46,7 +46,7 @@ def test_parts_of_whole_rows_are_one_box():
 
 
 @given(moves(), st.integers(1, 400))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_packed_bytes_stay_within_the_bound(move, max_bytes):
     found = plan(*move, max_bytes=max_bytes)
     ranks = {*move.src.mesh.flat_ranks, *move.dst.mesh.flat_ranks}
