@@ -72,7 +72,7 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     return bytes_to, dst, src, expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_copies_of_many_boxes_move_what_numpy_moves(data: st.DataObject) -> None:
     cases = data.draw(st.lists(pairs(), min_size=2, max_size=3))
@@ -275,7 +275,7 @@ def left_to_cupy(kind: str, op: str, boxes: list[Any]) -> bool:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_reductions_give_the_bits_of_numpy(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))

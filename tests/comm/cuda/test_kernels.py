@@ -21,6 +21,8 @@ from distarray.comm.cuda._boxes import make_table, parts, widest_word
 
 from .compiled_kernels import CANNOT
 
+pytestmark = pytest.mark.timeout(240)  # examples take 10 to 20 s of a core
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
@@ -34,7 +36,7 @@ def child(*command: str, **settings: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=230,
         env={**kept, "PYTHONPATH": path, **settings},
     )
 
