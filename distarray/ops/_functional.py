@@ -42,6 +42,7 @@ from distarray.ops.elementwise._rounding import astype, where
 from distarray.ops.families._lines import make_whole
 from distarray.ops.families._on_host import call_on_host
 from distarray.ops.families._relabel import carry_cuts
+from distarray.ops.families._values import read_values
 from distarray.ops.indexing._items import getitem
 from distarray.ops.manipulation._joining import list_arrays
 from distarray.ops.manipulation._shape import expand_dims
@@ -355,7 +356,9 @@ def piecewise(x: Any, /, condlist: Any, funclist: Any, *args: Any, **kw: Any) ->
             f"piecewise got {len(functions)} functions for {len(conditions)} conditions; pass as "
             "many, or one more"
         )
-    for value in functions:
+    for i, value in enumerate(functions):
+        if isinstance(value, BaseArray) and not value.ndim:
+            functions[i] = value = read_values("piecewise", value)[()]
         if not callable(value):
             check_value("piecewise", value, x.dtype)
     for condition in conditions:

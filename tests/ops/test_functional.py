@@ -142,6 +142,10 @@ def test_a_function_of_pieces_is_called_only_where_there_are_items() -> None:
         expected = np.piecewise(value, [value < -1], [negative, rest], 3)
         agrees(da.piecewise(x, [x < -1], [negative, rest], 3), expected)
         agrees(da.piecewise(x, value < -1, [negative, rest], by=3), expected)
+        agrees(
+            da.piecewise(x, [x < -1], [x.min(), x.sum()]),
+            np.piecewise(value, [value < -1], [value.min(), value.sum()]),
+        )
         stacked = da.stack([x < -1, x > 1])
         agrees(
             da.piecewise(x, stacked, [1, 2, 3]),

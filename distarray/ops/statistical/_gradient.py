@@ -28,6 +28,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, Replicate, Shard, normalize_axes
 from distarray.ops.families._neighbours import Reach, fetch, own_block, sent
+from distarray.ops.families._values import read_values
 from distarray.typing import Buffer
 
 
@@ -184,6 +185,8 @@ def gradient(x: Any, /, *varargs: Any, axis: Any = None, edge_order: int = 1) ->
 def _spacing(value: Any) -> Any:
     """Return a distance as a number, or coordinates as an array."""
     if isinstance(value, BaseArray):
+        if not value.ndim:
+            return read_values("gradient", value)[()]
         return reduce_partial("gradient", value) if value._layout.has_partial else value
     array = plain_buffer(value, "gradient")
     if array.dtype.kind not in "biufcmM":

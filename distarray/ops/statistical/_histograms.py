@@ -477,7 +477,7 @@ def _histogram_of_points(
     highs = lows
     size = coordinates[0].shape[0]
     with errors_of_numpy(name):
-        limits = None if limits is None else list(limits)
+        limits = None if limits is None else [_limits(name, one) for one in limits]
     if size and (limits is None or any(one is None for one in limits)):
         extents = [_ends(name, x, 0 if has_rows else None) for x in coordinates]
         lows, highs = (np.array(ends, dtype).reshape(-1) for ends in zip(*extents, strict=True))

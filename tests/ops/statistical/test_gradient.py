@@ -122,3 +122,19 @@ def test_wrong_arguments_are_refused() -> None:
             da.gradient(x > 0)
 
     simulate(2, program)
+
+
+def test_a_distributed_number_is_a_distance() -> None:
+    values = np.array([1.0, 2, 4, 7, 11, 16])
+
+    def program() -> None:
+        x = da.asarray(values)
+        for distance in (da.asarray(3.0), (x > 3).sum(), x[2] - x[0]):
+            wanted = np.gradient(values, np.asarray(distance))
+            agrees(da.gradient(x, distance), wanted)
+        wide = da.asarray(np.outer(values, values))
+        found = da.gradient(wide, x[1], x)
+        for one, wanted in zip(found, np.gradient(wide.full_array(), 2.0, values), strict=True):
+            agrees(one, wanted)
+
+    on_ranks(program)

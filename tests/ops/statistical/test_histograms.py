@@ -130,6 +130,22 @@ def test_histograms_of_points_are_those_of_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
+def test_outer_edges_of_points_may_be_distributed() -> None:
+    values = np.random.default_rng(0).random((20, 2))
+
+    def program() -> None:
+        x = da.asarray(values)
+        limits = [[x[:, 0].min(), x[:, 0].max()], [0.0, 1.0]]
+        plain = [[values[:, 0].min(), values[:, 0].max()], [0.0, 1.0]]
+        counts, edges = da.histogramdd(x, 3, limits)
+        wanted = np.histogramdd(values, 3, plain)
+        agrees(counts, wanted[0])
+        for own, other in zip(edges, wanted[1], strict=True):
+            agrees(own, other)
+
+    on_ranks(program)
+
+
 def test_densities_of_points_are_replicated() -> None:
     values = np.random.default_rng(0).random((50, 2))
 
