@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from math import prod
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.ops.linear_algebra import _panels
 from distarray.ops.linear_algebra._contraction import Subscripts, contraction, run_product
+from distarray.ops.linear_algebra._products import diagonal
 from distarray.typing import Shape
 
 
@@ -39,18 +41,16 @@ def _parse(subscripts: str) -> tuple[tuple[str, ...], str]:
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     inputs = tuple(left.split(","))
     if not arrow:
-        counts = Counter(letter for operand in inputs for letter in operand)
-        right = "".join(sorted(letter for letter, n in counts.items() if n == 1))
+        right = _once(left)
     for letters in (*inputs, right):
         if not all(letter.isascii() and letter.isalpha() for letter in letters):
             raise ArgumentError(
                 f"einsum got subscripts {subscripts!r}; they are letters for axes, such as "
-                '"ij,jk->ik" (no "...": name every axis)'
+                '"ij,jk->ik", and "..." for axes before, between or after them'
             )
         if len(set(letters)) != len(letters):
             raise ArgumentError(
-                f"einsum got subscripts {subscripts!r}, in which an operand or the result has a "
-                "letter twice; take the diagonal first"
+                f"einsum got subscripts {subscripts!r}, in which the result has a letter twice"
             )
     unknown = set(right) - set("".join(inputs))
     if unknown:
@@ -59,6 +59,59 @@ def _parse(subscripts: str) -> tuple[tuple[str, ...], str]:
             "of the result"
         )
     return inputs, right
+
+
+def _once(left: str) -> str:
+    """Return the letters that operands have once in all, as the result has them by default."""
+    counts = Counter(filter(str.isalpha, left))
+    return "".join(sorted(letter for letter, n in counts.items() if n == 1))
+
+
+def _plain_letters(subscripts: str, operands: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Return subscripts without "..." and with each letter once per operand, and the operands.
+
+    Other letters stand for "...", and diagonals for operands that have a letter twice.
+
+    Raises
+    ------
+    ArgumentError
+        If there is not a term for each operand, or the result lacks the axes of "...".
+    ShapeError
+        If axes of one letter differ.
+    """
+    left, arrow, right = subscripts.replace(" ", "").partition("->")
+    terms, arrays = left.split(","), [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
+    if len(terms) != len(arrays):
+        raise ArgumentError(
+            f"einsum got {len(arrays)} operands and subscripts for {len(terms)} ({subscripts!r})"
+        )
+    hidden = [
+        max(x.ndim - len(term) + 3, 0) if "..." in term else 0
+        for term, x in zip(terms, arrays, strict=True)
+    ]
+    spare = "".join(sorted(set(ascii_letters) - set(subscripts)))[: max(hidden)]
+    if arrow and spare and "..." not in right:
+        raise ArgumentError(
+            f'einsum got subscripts {subscripts!r}, whose result lacks the axes of "..."; write '
+            "it there as well, or a letter for each axis that is summed"
+        )
+    right = right.replace("...", spare, 1) if arrow else spare + _once(left)
+    for i, (term, n) in enumerate(zip(terms, hidden, strict=True)):
+        letters = term.replace("...", spare[len(spare) - n :], 1)
+        while twice := [x for x in letters if x.isalpha() and letters.count(x) > 1]:
+            first, second = [at for at, x in enumerate(letters) if x == twice[0]][:2]
+            shape = arrays[i].shape
+            if len(shape) != len(letters) or shape[first] != shape[second]:
+                raise ShapeError(
+                    f"einsum got an operand of shape {shape} for the subscripts {term!r}; every "
+                    "axis needs a letter, and axes of one letter have one length"
+                )
+            take = diagonal if isinstance(arrays[i], BaseArray) else np.diagonal
+            arrays[i] = take(arrays[i], axis1=first, axis2=second)
+            kept = [x for at, x in enumerate(letters) if at not in (first, second)]
+            letters = "".join(kept) + twice[0]
+        terms[i] = letters
+    return f"{','.join(terms)}->{right}", arrays
 
 
 def _letters(shapes: Sequence[Shape], subscripts: str) -> Subscripts:
@@ -112,7 +165,8 @@ def einsum(subscripts: str, /, *operands: Any, out: Any = None, optimize: Any = 
     ----------
     subscripts : str
         Letters of the axes of each operand, and after "->" those of the result; without it, the
-        letters that appear once, in alphabetical order. A letter once per operand.
+        letters that appear once, in alphabetical order. "..." is for axes that are broadcast; a
+        letter twice in an operand takes its diagonal.
     *operands : DistArray or array
         At least one distributed. Plain arrays must be the same on every process.
     out : DistArray, optional
@@ -153,6 +207,9 @@ def einsum(subscripts: str, /, *operands: Any, out: Any = None, optimize: Any = 
     del optimize
     if not operands:
         raise ArgumentError(f"einsum got no operands for {subscripts!r}; pass one for each term")
+    terms = subscripts.partition("->")[0].replace(" ", "").split(",")
+    if "." in subscripts or any(len(set(term)) < len(term) for term in terms):
+        subscripts, operands = _plain_letters(subscripts, operands)
     if len(operands) > 2:
         nbytes = sum([x.nbytes for x in operands if isinstance(x, BaseArray)])
         if nbytes > _panels.PANEL_BYTES:

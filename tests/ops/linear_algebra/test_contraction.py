@@ -161,6 +161,38 @@ def test_einsum_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
+@settings(max_examples=20)
+@given(data=st.data())
+def test_einsum_with_ellipses_and_diagonals_agrees_with_numpy(data: st.DataObject) -> None:
+    n, m, batch = data.draw(SIZES), data.draw(SIZES), data.draw(SIZES)
+    text, shapes = data.draw(
+        st.sampled_from(
+            [
+                ("...ij,...jk->...ik", [(batch, 1, n, m), (batch, m, n)]),
+                ("...ij,jk", [(batch, n, m), (m, n)]),
+                ("i...,i...->...", [(n, m), (n, batch, 1)]),
+                ("...,...", [(n, m), ()]),
+                ("...->...", [(n, m, batch)]),
+                ("ii", [(n, n)]),
+                ("ii->i", [(n, n)]),
+                ("iji->j", [(n, m, n)]),
+                ("iii,i->i", [(n, n, n), (n,)]),
+                ("...ii->...i", [(batch, n, n)]),
+                ("i...i", [(n, m, n)]),
+                ("ij->...ji", [(n, m)]),
+            ]
+        )
+    )
+    parts = data.draw(operands(*shapes))
+    expected = np.einsum(text, *[part.value for part in parts])
+
+    def program() -> None:
+        exact(einsum(text, *[part.build() for part in parts]), expected)
+        exact(np.einsum(text, parts[0].build(), *[p.value for p in parts[1:]]), expected)
+
+    on_ranks(program)
+
+
 R, P = Replicate(), Partial("sum")
 
 
@@ -366,11 +398,15 @@ def test_process_outside_the_mesh_takes_part_with_empty_blocks() -> None:
         (lambda x: contraction.tensordot(x, x, axes=((0,), (0, 1))), ArgumentError),
         (lambda x: contraction.tensordot(x, x, axes=((2,), (0,))), AxisError),
         (lambda x: einsum("ij,jk", x), ArgumentError),
-        (lambda x: einsum("ii", x), ArgumentError),
+        (lambda x: einsum("ii", x), ShapeError),
+        (lambda x: einsum("ij->ii", x), ArgumentError),
         (lambda x: einsum("i", x), ShapeError),
         (lambda x: einsum("ij->k", x), ArgumentError),
         (lambda x: einsum("ij,ji->", x, x), ShapeError),
-        (lambda x: einsum("...i", x), ArgumentError),
+        (lambda x: einsum("i...->i", x), ArgumentError),
+        (lambda x: einsum("..i", x), ArgumentError),
+        (lambda x: einsum("...i,...", x), ArgumentError),
+        (lambda x: einsum("...ijk", x), ShapeError),
         (lambda x: einsum(x, [0, 1]), ArgumentTypeError),
         (lambda x: np.matmul(x, np.ones((6, 4)), out=np.empty((4, 4))), ArgumentTypeError),
     ],
