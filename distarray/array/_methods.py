@@ -10,7 +10,7 @@ import numpy as np
 
 import distarray.ops as ops
 from distarray.core import BaseArray, check_order, plain_buffer
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, DTypeError
 
 
 def _method(function: Callable[..., Any], name: str = "") -> Any:
@@ -93,7 +93,9 @@ class Methods(BaseArray):
         [7. 7. 7.]
         """
         shape = getattr(value, "shape", None)
-        shape = plain_buffer(value, "fill", objects=True).shape if shape is None else tuple(shape)
+        if shape is None:  # a tuple may be one item of fields
+            items = self.dtype if self.dtype.names else None
+            shape = plain_buffer(value, "fill", dtype=items, objects=True).shape
         if shape:
             raise ArgumentError(f"fill got a value of shape {shape}; with axes use x[...] = value")
         ops.setitem(self, (...,), value)
@@ -178,10 +180,20 @@ class Methods(BaseArray):
 
     @property
     def real(self) -> Any:
-        """The real part."""
+        """The real part; `x.real = values` writes it."""
         return ops.real(self)
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        ops.setitem(self.real if self.dtype.kind == "c" else self, (...,), value)
 
     @property
     def imag(self) -> Any:
-        """The imaginary part."""
+        """The imaginary part; `x.imag = values` writes it."""
         return ops.imag(self)
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if self.dtype.kind != "c":
+            raise DTypeError(f"an array of {self.dtype} has no imaginary part to write into")
+        ops.setitem(self.imag, (...,), value)

@@ -216,7 +216,9 @@ def cov(
             raise ShapeError(f"cov of an array of shape {x.shape}; it takes two axes at most")
         if x.dtype.kind not in numeric:
             raise DTypeError(f"cov of {x.dtype}; it takes numbers")
-    wanted = np.float64 if dtype is None else normalize_dtype(dtype)
+    wanted = normalize_dtype(dtype)
+    if wanted.kind not in "fc":
+        raise DTypeError(f"cov(dtype={wanted}): means are subtracted, so choose a floating dtype")
     if dtype is None:
         wanted = np.result_type(*(x.dtype for x in arrays), wanted)
     rows: list[Any] = []

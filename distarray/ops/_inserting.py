@@ -81,6 +81,8 @@ def delete(x: Any, /, obj: Any, axis: int | None = None) -> Any:
     ------
     IndexingError
         If a place is out of range.
+    ShapeError
+        If there is not one boolean for each place.
     AxisError
         If there is no such axis.
 
@@ -97,7 +99,13 @@ def delete(x: Any, /, obj: Any, axis: int | None = None) -> Any:
     """
     x, along = _along("delete", x, axis)
     kept = ones((x.shape[along],), dtype=bool, mesh=x._layout.mesh)
-    setitem(kept, obj if isinstance(obj, (slice, BaseArray)) else _places("delete", obj), False)
+    where = obj if isinstance(obj, (slice, BaseArray)) else _places("delete", obj)
+    if getattr(where, "dtype", None) == np.bool_ and where.shape != kept.shape:
+        raise ShapeError(
+            f"delete got booleans of shape {where.shape}; axis {along} of length {x.shape[along]} "
+            "takes one for each place"
+        )
+    setitem(kept, where, False)
     return getitem(x, (*(slice(None),) * along, kept))
 
 
@@ -184,10 +192,14 @@ def _spread(places: range) -> slice:
 
 def _numbers(places: np.ndarray, size: int, along: int) -> np.ndarray:
     """Return places to insert at, of an axis of a length, as integers from 0 up to that."""
-    if places.dtype == np.bool_:
+    mask = places.dtype == np.bool_
+    if places.ndim > 1 or places.ndim < mask:
+        raise ShapeError(
+            f"insert got places of shape {places.shape}; integers have one axis at most, and "
+            "booleans one"
+        )
+    if mask:
         places = np.flatnonzero(places)
-    if places.ndim > 1:
-        raise ShapeError(f"insert got places of shape {places.shape}; they have one axis at most")
     several = places.reshape(-1).astype(np.int64, copy=False)
     wrong = several[(several < -size) | (several > size)]
     if wrong.size:
@@ -254,7 +266,7 @@ def _places(name: str, obj: Any) -> Any:
     places = plain_buffer(obj, name, objects=True)
     if not places.size and isinstance(obj, (list, tuple)):
         places = places.astype(np.intp)
-    if places.dtype.kind not in ("iub" if places.ndim else "iu"):
+    if places.dtype.kind not in "iub":
         raise IndexingError(
             f"{name} got obj={describe(obj)}; pass an integer, a slice, integers or booleans"
         )

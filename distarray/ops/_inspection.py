@@ -228,7 +228,7 @@ def common_type(*arrays: Any) -> Any:
 
 @register
 def allclose(
-    x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    x1: Any, x2: Any, /, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
 ) -> bool:
     """Tell whether all items agree within `atol + rtol * abs(x2)`; collective over the mesh.
 
@@ -301,6 +301,10 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
         except REFUSALS as error:
             raise refusal_error("copyto", error, (src,)) from error
         src = item
+    elif isinstance(dst, BaseArray):
+        more = max(len(shape(src)) - dst.ndim, 0)
+        if more and shape(src)[:more] == (1,) * more:
+            src = (src if isinstance(src, BaseArray) else np.asarray(src))[(0,) * more]
     if where is True:
         run_into(copied_row, (dst,), (src,), casting=casting)
     else:

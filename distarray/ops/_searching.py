@@ -30,7 +30,7 @@ from distarray.core import (
     step_for,
     write_out,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
+from distarray.errors import ArgumentError, DTypeError
 from distarray.layout import normalize_axes, normalize_axis
 from distarray.ops.elementwise import _rounding as rounding
 from distarray.ops.indexing._places import nonzero
@@ -303,7 +303,7 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
 
     Raises
     ------
-    ArgumentTypeError
+    ArgumentError
         If one of `x1` and `x2` is given alone.
 
     Examples
@@ -316,7 +316,7 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
     if x1 is None and x2 is None:
         return nonzero(condition)
     if x1 is None or x2 is None:
-        raise ArgumentTypeError(
+        raise ArgumentError(
             "where(condition, x1, x2) takes both values or neither; without them it gives the "
             "places of true items"
         )

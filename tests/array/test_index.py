@@ -183,7 +183,6 @@ def test_reversal_of_a_cut_axis_takes_one_exchange_of_the_blocks() -> None:
         ((0, -5), "out of range for axis 1 of length 4"),
         ((0, 0, 0), "for 3 axes"),
         ((..., 0, ...), "2 ellipses"),
-        (slice(0, 3, 0), "step 0"),
         (1.0, "holds a float"),
         ([0, 12], "index 12 is out of range"),
         (np.array([0, -13]), "index -13 is out of range"),
@@ -281,3 +280,10 @@ def test_item_of_text_keeps_its_length_on_every_rank() -> None:
         assert [x[i].dtype for i in range(3)] == ["U3"] * 3
 
     on_ranks(program)
+
+
+def test_a_step_of_0_is_a_value_error_as_in_numpy() -> None:
+    x = distribute_array(np.arange(4))
+    for call in (lambda: x[::0], lambda: x.__setitem__(slice(0, 3, 0), 1)):
+        with pytest.raises(ValueError, match="step 0"):
+            call()

@@ -236,3 +236,50 @@ def test_read_only_block_is_refused_with_the_remedy() -> None:
             broadcast_to(x, (3, 4))[0] = 1
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+def test_real_and_imaginary_parts_are_written_by_name(placement: Any) -> None:
+    whole = np.arange(15.0).reshape(5, 3) * (1 - 2j)
+
+    def program() -> None:
+        x = distribute_array(whole, init_device_mesh((4,)), [placement], src=None)
+        x.real = distribute_array(whole.imag, x.mesh, [Shard(0)], src=None)
+        x.imag = [7, 8, 9]
+        expected = whole.imag + 1j * np.array([7, 8, 9])
+        agrees(x, expected)
+        x.imag += 1
+        agrees(x, expected + 1j)
+        y = x.real.copy()
+        y.real = 3
+        agrees(y, np.full((5, 3), 3.0))
+        with pytest.raises(DTypeError, match="no imaginary part"):
+            y.imag = 0
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only
+def test_a_tuple_is_an_item_with_fields() -> None:
+    dtype = np.dtype([("a", "i4"), ("b", "f8")])
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.zeros(6, dtype), mesh, [Shard(0)], src=None)
+        expected = np.zeros(6, dtype)
+        for key, value in (
+            (..., (1, 2.5)),
+            (4, (3, 4)),
+            (slice(2), [(5, 6), (7, 8)]),
+            ([3], (9, 9)),
+        ):
+            x[key] = value
+            expected[key] = value
+            agrees(x, expected)
+        x.fill((4, 2.5))
+        expected[...] = (4, 2.5)
+        agrees(x, expected)
+        with pytest.raises(ArgumentError, match="2 fields"):
+            x[...] = (1,)
+
+    on_ranks(program)

@@ -156,6 +156,7 @@ def test_covariance_refuses_bad_arguments_on_all_ranks_alike() -> None:
             (DTypeError, {"fweights": np.full(4, 0.5)}),
             (ArgumentError, {"aweights": np.array([1, 1, 1, -1])}),
             (ZeroWeightError, {"aweights": np.zeros(4)}),
+            (DTypeError, {"dtype": np.int8}),
         ):
             with pytest.raises(error):
                 da.cov(x, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,5 +108,37 @@ def test_plain_values_are_copied_into_a_partial_array() -> None:
         agrees(out, np.arange(3.0))
         assert np.add(np.ones(3), 1.0, out=out) is out
         agrees(out, np.full(3, 2.0))
+
+    on_ranks(program)
+
+
+def test_copyto_takes_more_axes_of_length_1_in_front() -> None:
+    whole = np.arange(12.0).reshape(3, 4)
+
+    def program() -> None:
+        for more in (da.asarray(whole[None, None]), whole[None], whole[None, :1].tolist()):
+            out = da.zeros((3, 4))
+            da.copyto(out, more)
+            agrees(out, np.broadcast_to(np.asarray(more)[0], (1, 3, 4))[0])
+        with pytest.raises(ValueError, match="does not fit"):
+            da.copyto(out, np.ones((2, 3, 4)))
+
+    on_ranks(program)
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_tolerances_may_be_arrays(data: st.DataObject) -> None:
+    x, y = data.draw(pairs((np.float64,), ("sum", "max")))
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    rtol, atol = (data.draw(cases((np.float64,), (), x.mesh_shape, shape)) for _ in range(2))
+    plain = data.draw(st.booleans())
+    expected = np.isclose(x.value, y.value, rtol.value, atol.value, equal_nan=plain)
+
+    def program() -> None:
+        by = (rtol.value if plain else rtol.build(), atol.build())
+        agrees(da.isclose(x.build(), y.build(), *by, equal_nan=plain), expected)
+        if by[1].mesh.coordinate is not None:
+            assert da.allclose(x.build(), y.build(), *by, equal_nan=plain) == expected.all()
 
     on_ranks(program)

@@ -69,3 +69,14 @@ def test_clip_without_limits_is_numpys_positive() -> None:
     assert da.clip(da.zeros(2, dtype=">i4", device="cpu")).dtype.isnative
     with pytest.raises(da.errors.DTypeError):
         da.clip(da.asarray(["a"], device="cpu"))
+
+
+def test_clip_casts_into_out_as_it_is_told() -> None:
+    values = np.arange(6)
+    x, out = da.asarray(values), da.zeros(6, dtype=np.int32)
+    for limits in ((1.5, 3.5), (None, 3.5), (1.5, None)):
+        with pytest.raises(da.errors.DTypeError):
+            da.clip(x, *limits, out=out)
+        assert np.clip(x, *limits, out=out, casting="unsafe") is out
+        expected = np.clip(values, *limits, out=np.zeros(6, np.int32), casting="unsafe")
+        np.testing.assert_array_equal(out.full_array(), expected)

@@ -258,6 +258,11 @@ def linspace(
 def _end(name: str, value: Any) -> Any:
     if isinstance(value, (complex, np.complexfloating)):
         return value
+    if np.ndim(value):
+        raise ArgumentTypeError(
+            f"linspace got {name} with shape {np.shape(value)}; it must be one number. Between the "
+            "items of arrays: start + da.linspace(0, 1, num)[:, None] * (stop - start)"
+        )
     return _number("linspace", name, value)
 
 

@@ -59,6 +59,7 @@ where = elementwise("where", np.where, 3, check=_converts_bytes)
 _angle = elementwise("angle", np.angle, 1)
 _filled = elementwise("nan_to_num", np.nan_to_num, 1)
 _close = elementwise("isclose", in_pieces(np.isclose), 2)
+_close_by_item = elementwise("isclose", in_pieces(np.isclose), 4)
 copied_row = elementwise("copyto", lambda block: block, 1, defer=None)
 
 
@@ -105,10 +106,12 @@ def clip(
     *,
     a_min: Any = None,
     a_max: Any = None,
+    casting: Any = "same_kind",
 ) -> Any:
     """Limit items to `min` and `max`, each an array, a number or None.
 
-    `a_min` and `a_max` are NumPy's other names of them.
+    `a_min` and `a_max` are NumPy's other names of them; `casting` is how items become those of
+    `out`.
 
     Returns
     -------
@@ -143,7 +146,8 @@ def clip(
         row, operands = _raised, [x, low]
     else:
         row, operands = _clipped, [x, low, high]
-    return row(*operands) if out is None else run_into(row, (out,), operands)
+    casting = check_casting("clip", casting)
+    return row(*operands) if out is None else run_into(row, (out,), operands, casting=casting)
 
 
 @register
@@ -180,9 +184,9 @@ def nan_to_num(
 
 @register
 def isclose(
-    x1: Any, x2: Any, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    x1: Any, x2: Any, /, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
 ) -> Any:
-    """Tell where items agree within `atol + rtol * abs(x2)`.
+    """Tell where items agree within `atol + rtol * abs(x2)`; both may be arrays.
 
     Examples
     --------
@@ -191,6 +195,8 @@ def isclose(
     [ True False]
     """
     equal_nan = check_flag("isclose", "equal_nan", equal_nan)
+    if isinstance(rtol, BaseArray) or isinstance(atol, BaseArray) or np.ndim(rtol) or np.ndim(atol):
+        return run_row(_close_by_item, (x1, x2, rtol, atol), equal_nan=equal_nan)
     return run_row(_close, (x1, x2), rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
@@ -304,7 +310,7 @@ def astype(
         there: Any = x
         x, copy = there.to_device(device), False
     if target == x.dtype:
-        return copy_array(x, "K") if copy else x._new(x._local, x._layout)
+        return copy_array(x, "K") if copy else x
     return cast("astype", x, target)
 
 

@@ -30,7 +30,7 @@ from distarray.core import (
     steps,
     unshare,
 )
-from distarray.errors import ArgumentTypeError, IndexingError
+from distarray.errors import ArgumentError, ArgumentTypeError, IndexingError
 from distarray.layout import OFFSET_BYTES, Layout, Shard, carry_cuts, keep_recent
 from distarray.ops.families._relabel import uncut_axes
 from distarray.ops.families._windows import mirror, mirror_layout, run_exchange
@@ -476,7 +476,7 @@ def _item(entry: Any, axis: int, size: int) -> Item:
             )
         return entry % size
     if entry[2] == 0:
-        raise IndexingError(f"a slice of axis {axis} has step 0; steps are positive or negative")
+        raise ArgumentError(f"a slice of axis {axis} has step 0; steps are positive or negative")
     chosen = range(*slice(*entry).indices(size))
     start, count = chosen.start, len(chosen)
     if count <= 1:  # where nothing is skipped or reversed, the step says nothing

@@ -134,8 +134,10 @@ def _cast(value: Any, dtype: Any) -> Buffer:
             f"values of {value.dtype} cannot be written into an array of {dtype}; convert them "
             "with astype first"
         )
-    item = np.empty(np.shape(value), dtype)
     try:
+        if dtype.names and not _backend.is_numpy(value):  # a tuple is an item
+            return np.asarray(value, dtype)
+        item = np.empty(np.shape(value), dtype)
         item[...] = value
     except FloatingPointError as error:
         raise FloatingError(f"assignment: {error}; np.errstate asks to raise it") from None

@@ -453,7 +453,7 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Any:
         return _repeat_by(x, repeats, along)
     counts = plain_buffer(repeats, "repeat", objects=True)
     counts = counts if counts.size else counts.astype(np.int64)
-    if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
+    if counts.dtype.kind not in "biu" or counts.ndim > 1 or counts.size not in (1, size):
         raise ArgumentError(
             f"repeat got repeats={repeats!r}; pass an integer, or one for each of the {size} items "
             f"of axis {along}"
@@ -506,7 +506,7 @@ _repeat = Op("repeat", np.repeat, _repeat_spec, bind=_repeat_bind)
 def _repeat_by(x: Any, counts: Any, along: int) -> Any:
     """Return items repeated as often as distributed numbers say."""
     size = x.shape[along]
-    if counts.dtype.kind not in "iu" or counts.ndim > 1 or counts.size not in (1, size):
+    if counts.dtype.kind not in "biu" or counts.ndim > 1 or counts.size not in (1, size):
         raise ArgumentError(
             f"repeat got repeats of {counts.dtype} and shape {counts.shape}; pass an integer, or "
             f"one for each of the {size} items of axis {along}"

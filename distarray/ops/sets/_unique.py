@@ -352,18 +352,22 @@ def _find_rows(x: Any, axis: Any, wanted: Wanted) -> list[Any]:
     rows = moveaxis(x, axis, 0)
     rest = rows.shape[1:]
     width = prod(rest)
-    if not width or not _backend.is_numpy(rows._local):
+    if not _backend.is_numpy(rows._local):
         raise ArgumentError(
             f"unique(axis={axis}) of shape {x.shape} on {rows._layout.mesh.device!r}: parts must "
-            "have items, and lie in host memory; take them there with x.to_device('cpu')"
+            "lie in host memory; take them there with x.to_device('cpu')"
         )
     source = move_cuts(rows._layout.without_partial(), range(1, rows.ndim), 0)
     block = np.ascontiguousarray(move("unique", rows._local, rows._layout, source))
-    fields = np.dtype([(f"f{i}", rows.dtype) for i in range(width)])
-    items = block.reshape(len(block), width).view(fields).reshape(len(block))
+    if width:
+        fields = np.dtype([(f"f{i}", rows.dtype) for i in range(width)])
+        items = block.reshape(len(block), width).view(fields).reshape(len(block))
+    else:  # parts without items are all alike
+        items = np.zeros(len(block), np.int8)
     lines = x._new(items, carry_cuts(source, rows.shape[:1], {0: 0}))
     values, *others = find_unique(lines, wanted)
-    own = values._local.view(rows.dtype).reshape(len(values._local), *rest)
+    shape = (len(values._local), *rest)
+    own = values._local.view(rows.dtype).reshape(shape) if width else np.empty(shape, rows.dtype)
     layout = carry_cuts(values._layout, (*values.shape, *rest), {0: 0})
     return [moveaxis(x._new(own, layout), 0, axis), *others]
 

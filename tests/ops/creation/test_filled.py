@@ -285,6 +285,7 @@ def test_process_outside_the_mesh_holds_an_empty_block() -> None:
         (lambda: arange("a"), ArgumentTypeError),
         (lambda: arange(5, dtype=bool), DTypeError),
         (lambda: linspace(0, 1, -1), ArgumentError),
+        (lambda: linspace([0, 1], 1), ArgumentTypeError),
         (lambda: linspace(0, 1, 2.5), ArgumentTypeError),
         (lambda: linspace(1j, 1, 3, dtype=int), DTypeError),
         (lambda: linspace(np.zeros(2), 1, 3), ArgumentTypeError),

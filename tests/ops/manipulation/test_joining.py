@@ -285,7 +285,7 @@ def test_repeats_that_are_distributed_agree_with_numpy(data: st.DataObject) -> N
     axis = data.draw(st.sampled_from((None, *range(len(x.shape)))))
     size = x.shape[axis] if axis is not None else math.prod(x.shape)
     size = data.draw(st.sampled_from((size, size, 1)))
-    kinds = (np.int64, np.uint8, np.int16)
+    kinds = (np.int64, np.uint8, np.int16, np.bool_)
     counts = data.draw(cases(kinds, ("max",), mesh_shape=x.mesh_shape, shape=(size,)))
     negative = bool((counts.value < 0).any())
     expected = None if negative else np.repeat(x.value, counts.value, axis)
