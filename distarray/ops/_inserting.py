@@ -99,7 +99,7 @@ def delete(x: Any, /, obj: Any, axis: int | None = None) -> Any:
     """
     x, along = _along("delete", x, axis)
     kept = ones((x.shape[along],), dtype=bool, mesh=x._layout.mesh)
-    where = obj if isinstance(obj, (slice, BaseArray)) else _places("delete", obj)
+    where: Any = obj if isinstance(obj, (slice, BaseArray)) else _places("delete", obj)
     if getattr(where, "dtype", None) == np.bool_ and where.shape != kept.shape:
         raise ShapeError(
             f"delete got booleans of shape {where.shape}; axis {along} of length {x.shape[along]} "

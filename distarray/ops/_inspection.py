@@ -304,7 +304,8 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
     elif isinstance(dst, BaseArray):
         more = max(len(shape(src)) - dst.ndim, 0)
         if more and shape(src)[:more] == (1,) * more:
-            src = (src if isinstance(src, BaseArray) else np.asarray(src))[(0,) * more]
+            whole: Any = src if isinstance(src, BaseArray) else np.asarray(src)
+            src = whole[(0,) * more]
     if where is True:
         run_into(copied_row, (dst,), (src,), casting=casting)
     else:

@@ -209,7 +209,8 @@ def einsum(subscripts: str, /, *operands: Any, out: Any = None, optimize: Any = 
         raise ArgumentError(f"einsum got no operands for {subscripts!r}; pass one for each term")
     terms = subscripts.partition("->")[0].replace(" ", "").split(",")
     if "." in subscripts or any(len(set(term)) < len(term) for term in terms):
-        subscripts, operands = _plain_letters(subscripts, operands)
+        subscripts, arrays = _plain_letters(subscripts, operands)
+        operands = tuple(arrays)
     if len(operands) > 2:
         nbytes = sum([x.nbytes for x in operands if isinstance(x, BaseArray)])
         if nbytes > _panels.PANEL_BYTES:
