@@ -19,6 +19,7 @@ from distarray.core import (
     Op,
     Spec,
     Step,
+    call_alike,
     check_distributed,
     check_flag,
     check_integer,
@@ -355,7 +356,8 @@ def _vander_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
 
 
 def _vander_bind(step: Step) -> Callable[[Buffer], Buffer]:
-    return lambda block: np.vander(block, *step.call.static)
+    mesh, static = step.output.mesh, step.call.static
+    return lambda block: call_alike(mesh, "vander", lambda: np.vander(block, *static))
 
 
 _vander = Op(

@@ -15,6 +15,7 @@ from distarray.comm import CommLog, init_device_mesh
 from distarray.core.engine._float_errors import DATES_RAISE
 from distarray.errors import ArgumentError, DTypeError, FloatingError, OutOfRangeError
 from distarray.layout import Partial, Replicate, Shard
+from distarray.ops import vander
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.manipulation import _joining as joining
 from distarray.ops.statistical import _moments as statistics
@@ -64,6 +65,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "half of doubles": lambda x, _: (x * 1e6).sum(dtype="f2"),
     "differences": lambda x, _: np.diff(np.where(x < 5, 1e308, -1e308)),
     "gradient": lambda x, _: np.gradient(np.where(x < 5, 1e308, -1e308)),
+    "powers": lambda x, _: vander(np.where(x < 5, 1, 1e200)),
     "half of doubles under a mask": lambda x, _: (x * 1e6).sum(dtype="f2", where=np.ones(6, bool)),
 }  # fmt: skip
 
