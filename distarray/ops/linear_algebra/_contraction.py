@@ -166,11 +166,11 @@ def run_product(op: Op, operands: Sequence[Any], static: Any, target: Any) -> An
     """Run a product; its result goes into `target`, if there is one, also that of plain arrays."""
     if target is None:
         return run(op, operands, static)
+    known = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
     if any(isinstance(x, BaseArray) for x in operands):
-        known = [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
         return run_and_write(op, known, static, target)
     check_target(op.name, target)
-    result = op.local(*operands, *([] if static is None else [static]))
+    result = op.local(*known, *([] if static is None else [static]))
     check_fits(op.name, target, result.shape, result.dtype)
     return write_out(op.name, target, result)
 

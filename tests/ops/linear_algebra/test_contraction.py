@@ -193,6 +193,12 @@ def test_einsum_with_ellipses_and_diagonals_agrees_with_numpy(data: st.DataObjec
     on_ranks(program)
 
 
+def test_lists_are_multiplied_into_an_array() -> None:
+    out = distribute_array(np.zeros((2, 2)))
+    assert einsum("ij,kj->ik", [[1, 2], [3, 4]], [[5, 6], [7, 8]], out=out) is out
+    agrees(out, np.array([[17.0, 23], [39, 53]]))
+
+
 R, P = Replicate(), Partial("sum")
 
 
