@@ -291,7 +291,7 @@ def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
 
 
 def beside_mask(name: str, x: Any, where: Any) -> Any:
-    """Return a plain array as one that the processes of its distributed mask have."""
+    """Return a plain array as one that the processes of its distributed mask, or mean, have."""
     if isinstance(x, BaseArray) or not isinstance(where, BaseArray):
         return x
     block, device = normalize_operand(name, x), _backend.device_of(where._local)

@@ -144,9 +144,10 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     [3 5 7] [2 2]
     """
     x = join_arrays(x)
-    if not isinstance(x, BaseArray):
+    if not any(isinstance(one, BaseArray) for one in (x, prepend, append)):
         given = {"prepend": prepend, "append": append}
         return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
+    x = x if isinstance(x, BaseArray) else np.asarray(normalize_operand("diff", x))
     n, axis = check_integer("diff", "n", n), check_integer("diff", "axis", axis)
     if n < 0:
         raise ArgumentError(f"diff got n={n}; it must be 0 or more")

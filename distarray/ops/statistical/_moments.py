@@ -506,7 +506,7 @@ def _compute_variance(
     if not isinstance(ddof, Real):
         raise ArgumentTypeError(f"correction={ddof!r}: must be a number, 1 for the sample variance")
     beside_nan = name.startswith("nan")
-    x = beside_mask(name, x, where)
+    x = beside_mask(name, beside_mask(name, x, where), centre)
     x = join_arrays(x)
     if not isinstance(x, BaseArray):
         _refuse_plain(name, reproducible)

@@ -968,6 +968,9 @@ def test_variance_around_a_given_mean_is_numpys(name: str) -> None:
             for options in ({}, {"ddof": 1}, {"where": mask}, {"keepdims": True}):
                 expected = theirs(value, 0, mean=mean, **options)
                 agrees(function(x, 0, mean=centre, **options), expected, rtol=1e-12)
+                if centre is not mean:
+                    found = function(value, 0, mean=centre, **options)
+                    agrees(found, expected, rtol=1e-12)
         agrees(function(x, mean=0.25), np.asarray(theirs(value, mean=0.25)), rtol=1e-12)
         agrees(function(x, 0, mean=None), theirs(value, 0), rtol=1e-12)
         with pytest.raises(ShapeError):

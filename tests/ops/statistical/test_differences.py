@@ -220,3 +220,17 @@ def test_many_points_in_blocks_are_asked_for() -> None:
         assert log.bytes() < points.nbytes  # nobody has them all
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["prepend", "append"])
+def test_plain_arrays_are_joined_to_distributed_ones(name: str) -> None:
+    value, more = RNG.random((3, 4)), RNG.random((3, 2))
+
+    def program() -> None:
+        part = da.distribute_array(more, src=None)
+        agrees(np.diff(value, **{name: part}), np.diff(value, **{name: more}))
+        agrees(da.diff(value.tolist(), **{name: part}), np.diff(value, **{name: more}))
+        with pytest.raises(ShapeError):
+            da.diff(value[:2], **{name: part})
+
+    on_ranks(program)
