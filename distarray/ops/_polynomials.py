@@ -29,6 +29,7 @@ from distarray.core import (
     normalize_operands,
     plain_buffer,
     pointwise,
+    refusal,
     register,
     replicated_layout,
     run,
@@ -117,7 +118,7 @@ def _compute(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         result = function(*plain, **named)
     except (TypeError, ValueError, IndexError, np.linalg.LinAlgError) as error:
-        raise ArgumentError(f"{name}: {error}") from error
+        raise refusal(error)(f"{name}: {error}") from error
 
     def place(value: Any) -> Any:
         if mesh is None:

@@ -50,6 +50,10 @@ def test_coefficients_that_are_distributed_give_replicated_results() -> None:
             da.polyadd(da.ones(70_000), x)
         with pytest.raises(ArgumentError):
             da.roots(x.reshape(1, 3))
+        with pytest.raises(TypeError, match="boolean subtract"):
+            da.polysub(x > 1, x > 2)
+        with pytest.raises(TypeError, match="same length"):
+            da.polyfit(x, x[:2], 1)
         with pytest.raises(ShapeError):
             da.polyval(x.reshape(1, 3), x)
 

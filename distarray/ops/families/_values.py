@@ -13,6 +13,7 @@ from distarray.comm import _backend
 from distarray.core import BaseArray, empty_block, reduced_source, refusal, replicated_layout
 from distarray.errors import (
     ArgumentTypeError,
+    AxisError,
     DistArrayError,
     IndexingError,
     MeshError,
@@ -93,6 +94,8 @@ def errors_of_numpy(name: str) -> Iterator[None]:
         yield
     except DistArrayError:
         raise
+    except np.exceptions.AxisError as error:
+        raise AxisError(f"{name}: {error}") from error
     except IndexError as error:
         raise IndexingError(f"{name}: {error}") from error
     except (ValueError, OverflowError) as error:

@@ -16,6 +16,7 @@ from distarray.comm import CommLog, simulate
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
+    AxisError,
     DTypeError,
     FloatingError,
     IndexingError,
@@ -359,3 +360,8 @@ def test_missing_lines_warn_as_in_numpy() -> None:
     on_ranks(program)
     with pytest.warns(RuntimeWarning, match="All-NaN slice"):
         simulate(1, lambda: da.nanmedian(da.asarray(values), axis=0))
+
+
+def test_axis_that_plain_items_lack_is_an_axis_error() -> None:
+    with pytest.raises(AxisError, match="axis 4"):
+        da.percentile([1.0, 2.0], 50, axis=4)
