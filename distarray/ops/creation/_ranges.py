@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core import BaseArray, check_integer, normalize_dtype, with_length
+from distarray.core import BaseArray, check_integer, describe, normalize_dtype, with_length
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
 from distarray.layout import box as boxes
@@ -258,10 +258,10 @@ def linspace(
 def _end(name: str, value: Any) -> Any:
     if isinstance(value, (complex, np.complexfloating)):
         return value
-    if np.ndim(value):
+    if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0:
         raise ArgumentTypeError(
-            f"linspace got {name} with shape {np.shape(value)}; it must be one number. Between the "
-            "items of arrays: start + da.linspace(0, 1, num)[:, None] * (stop - start)"
+            f"linspace got {name}={describe(value)}; it must be one number. Between the items of "
+            "arrays: start + da.linspace(0, 1, num)[:, None] * (stop - start)"
         )
     return _number("linspace", name, value)
 

@@ -195,7 +195,8 @@ def isclose(
     [ True False]
     """
     equal_nan = check_flag("isclose", "equal_nan", equal_nan)
-    if isinstance(rtol, BaseArray) or isinstance(atol, BaseArray) or np.ndim(rtol) or np.ndim(atol):
+    several = (BaseArray, np.ndarray, list, tuple)
+    if isinstance(rtol, several) or isinstance(atol, several):
         return run_row(_close_by_item, (x1, x2, rtol, atol), equal_nan=equal_nan)
     return run_row(_close, (x1, x2), rtol=rtol, atol=atol, equal_nan=equal_nan)
 
