@@ -304,8 +304,9 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
     elif isinstance(dst, BaseArray):
         more = max(len(shape(src)) - dst.ndim, 0)
         if more and shape(src)[:more] == (1,) * more:
-            whole: Any = src if isinstance(src, BaseArray) else np.asarray(src)
-            src = whole[(0,) * more]
+            if not isinstance(src, BaseArray):
+                src = plain_buffer(src, "copyto", objects=True)
+            src = src[(0,) * more]
     if where is True:
         run_into(copied_row, (dst,), (src,), casting=casting)
     else:

@@ -208,7 +208,7 @@ SHAPES: Calls = {
     "index": (IndexingError, lambda d: d.x[9]),
     "too many indices": (IndexingError, lambda d: d.x[0, 0, 0]),
     "kind of index": (IndexingError, lambda d: d.x["a"]),
-    "step": (IndexingError, lambda d: d.x[::0]),
+    "step": (ArgumentError, lambda d: d.x[::0]),
     "assigned index": (IndexingError, lambda d: d.x.__setitem__(9, 1)),
     "assigned shape": (ShapeError, lambda d: d.x.__setitem__(slice(0, 3), V)),
     "assigned array": (
