@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import accumulate
 from operator import gt, lt, mul
 from typing import Any
@@ -86,7 +87,8 @@ def _first(step: Step) -> Callable[[Buffer], State]:
 def _first_of_all(step: Step) -> Callable[..., Any]:
     """Return the second step: the best value, and of equal ones the lowest index."""
     is_ahead = gt if step.op.local is np.argmax else lt
-    may_miss = step.call.dtypes[0].kind in "fcmM"
+    kind = step.call.dtypes[0].kind
+    may_miss = kind in "fcmM"
 
     def index(states: States, _: Buffer) -> Any:
         pairs: list[Any] = [state[:2] for state, _ in states]
@@ -96,8 +98,11 @@ def _first_of_all(step: Step) -> Callable[..., Any]:
         (best, first), *others = pairs
         for value, place in others:
             is_earlier = place < first
-            wins = is_ahead(value, best) | (is_earlier & (value == best))
-            if may_miss:  # NaN, which compares as nothing, comes first
+            with np.errstate(invalid="ignore") if kind == "c" else nullcontext():  # NaN in arrays
+                wins = is_ahead(value, best)
+            wins = wins | (is_earlier & (value == best))
+            if may_miss:  # NaN comes first; parts of complex ones compare as numbers
+                wins &= best == best
                 wins |= (value != value) & (is_earlier | (best == best))
             if not is_one:
                 best, first = np.where(wins, value, best), np.where(wins, place, first)

@@ -291,6 +291,25 @@ def test_ties_and_nans_go_to_the_lowest_index_across_columns() -> None:
     on_ranks(of_columns)
 
 
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_first_complex_nan_is_the_place_whatever_its_parts(dtype: str) -> None:
+    nan = math.nan
+    values = np.array([complex(0.5, nan), 2, -1 + 0.5j, 1, complex(nan, 2), 3], dtype)
+    several = np.stack((values, values[::-1]), axis=1)
+
+    def program() -> None:
+        mesh = init_device_mesh((3,))
+        one, lines = (distribute_array(x, mesh, [Shard(0)]) for x in (values, several))
+        for name in ("argmin", "argmax"):
+            place = getattr(np, name)
+            with np.errstate(all="raise"):
+                found = getattr(one, name)(), getattr(lines, name)(axis=0)
+            agrees(found[0], place(values))
+            agrees(found[1], place(several, axis=0))
+
+    on_ranks(program)
+
+
 def test_bad_arguments_raise_the_same_error_on_every_rank_and_the_next_call_works() -> None:
     def program() -> list[str]:
         mesh = init_device_mesh((2, 2))
