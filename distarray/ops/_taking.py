@@ -280,6 +280,9 @@ def take_along_axis(x: Any, indices: Any, /, axis: int | None = -1) -> Any:
     along = normalize_axis(axis, x.ndim)
     if x._layout.sharding_axes(along):
         return get_by_arrays(x, _lines_key(x, index, along))
+    others = x.shape[:along] + x.shape[along + 1 :]
+    if not isinstance(index, BaseArray) and 0 not in others:  # each rank reads its own lines only
+        wrap_index(_backend.to_host(index), x.shape[along], along)
     return run(_take_along, (x, index), along)
 
 

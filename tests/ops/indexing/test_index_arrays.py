@@ -502,6 +502,20 @@ def test_take_and_put(data: st.DataObject) -> None:
     same(da.put, np.put, case, index, value, mode=mode)
 
 
+@pytest.mark.parametrize("length", [3, 0])
+def test_plain_index_of_lines_is_out_of_range_on_every_rank(length: int) -> None:
+    values, index = np.zeros((3, length)), np.zeros((3, 1), int)
+    index[0] = length
+
+    def program() -> str:
+        x = da.distribute_array(values, placements=[Shard(0)])  # the last rank has no line
+        with pytest.raises(IndexError, match="out of range") as caught:
+            da.take_along_axis(x, index, axis=1)
+        return str(caught.value)
+
+    assert len(set(simulate(4, program))) == 1
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_take_and_put_along_axis(data: st.DataObject) -> None:
