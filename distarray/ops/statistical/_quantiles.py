@@ -410,7 +410,8 @@ def _run(
         with errors_of_numpy(name):
             found = wanted.of_lines(nothing, axis=axes, keepdims=keepdims, **extra)
         found = np.asarray(found)
-        if len(wanted.shape) > 1 and found.shape[:1] == (prod(wanted.shape),):
+        kept = a.ndim if keepdims else a.ndim - len(axes)
+        if len(wanted.shape) > 1 and found.ndim > kept:  # of nothing but NaN there are no places
             found = found.reshape((*wanted.shape, *found.shape[1:]))
         result = give_values(a, found)
         if out is not None:

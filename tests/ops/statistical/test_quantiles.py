@@ -365,3 +365,20 @@ def test_missing_lines_warn_as_in_numpy() -> None:
 def test_axis_that_plain_items_lack_is_an_axis_error() -> None:
     with pytest.raises(AxisError, match="axis 4"):
         da.percentile([1.0, 2.0], 50, axis=4)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_quantiles_beside_nan_of_nothing_have_no_places(keepdims: bool) -> None:
+    values, q = np.zeros((4, 0)), np.array([[0.1, 0.2], [0.3, 0.9]])  # as many lines as places
+    with pytest.warns(RuntimeWarning, match="empty slice"):
+        expected = np.nanquantile(values, q, axis=1, keepdims=keepdims)
+
+    def program() -> None:
+        x = da.asarray(values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = da.nanquantile(x, q, axis=1, keepdims=keepdims)
+        agrees(found, expected)
+        agrees(da.quantile(x, q, axis=0), np.quantile(values, q, axis=0))
+
+    on_ranks(program)
