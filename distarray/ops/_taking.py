@@ -137,7 +137,7 @@ def take(
         along = normalize_axis(axis, x.ndim)
         shape = x._layout.shape
         before, after = shape[:along], shape[along + 1 :]
-        if 0 in before + after:  # NumPy looks at no index where no item is taken
+        if 0 in before:  # NumPy looks at no index
             result = empty_like(x, shape=(*before, *several.shape, *after))
         else:
             several = _in_range(several, shape[along], mode)

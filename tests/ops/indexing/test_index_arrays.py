@@ -516,6 +516,17 @@ def test_plain_index_of_lines_is_out_of_range_on_every_rank(length: int) -> None
     assert len(set(simulate(4, program))) == 1
 
 
+@pytest.mark.parametrize("distributed", [False, True])
+def test_take_of_items_without_parts_looks_at_the_indices(distributed: bool) -> None:
+    def program() -> None:
+        index = da.asarray([0, 9]) if distributed else [0, 9]
+        with pytest.raises(IndexError, match="out of range"):
+            da.take(da.zeros((3, 0)), index, axis=0)
+        agrees(da.take(da.zeros((0, 3)), index, axis=1), np.zeros((0, 2)))  # nor does NumPy look
+
+    on_ranks(program)
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_take_and_put_along_axis(data: st.DataObject) -> None:
