@@ -128,7 +128,10 @@ def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
 def _solve_leaf(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
     trsm = _scipy("trsm", x.dtype)
     if trsm is None or triangle.dtype != x.dtype:
-        x[...] = np.linalg.solve(triangle, x)
+        try:
+            x[...] = np.linalg.solve(triangle, x)
+        except np.linalg.LinAlgError:  # NaN or what underflows makes a pivot 0: in one process
+            _solve_by_rows(triangle, x, lower)
     elif x.size:
         x_letter, x_distance, solved = _as_fortran(x)
         letter, distance, triangle = _as_fortran(triangle)
@@ -139,6 +142,14 @@ def _solve_leaf(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
         _call(trsm, *letters, *sizes, one, triangle, distance, solved, x_distance)
         if solved is not x:
             x[...] = solved
+
+
+def _solve_by_rows(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
+    size = len(triangle)
+    with np.errstate(all="ignore"):
+        for i in range(size) if lower else reversed(range(size)):
+            done = slice(0, i) if lower else slice(i + 1, size)
+            x[i] = (x[i] - triangle[i, done] @ x[done]) / triangle[i, i]
 
 
 def eliminate_panel(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

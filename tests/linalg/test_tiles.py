@@ -273,6 +273,16 @@ def test_triangles_are_solved_in_place(lower: bool) -> None:
         assert (whole == 7).all()
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("lower", [True, False])
+def test_no_pivot_of_a_triangle_with_a_diagonal_is_zero(lower: bool) -> None:
+    triangle, x = np.array([[1e-200, 0], [1e200, 1e-200]]), np.ones((2, 1))
+    turn = slice(None, None, 1 if lower else -1)
+    with np.errstate(all="ignore"):
+        _kernels.solve_triangle(np.ascontiguousarray(triangle[turn, turn]), x, lower)
+    np.testing.assert_allclose(x[turn, 0], [1e200, -np.inf])
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7])
 def test_few_rows_fill_up_the_last_turn_of_tiles(
     ranks: int, monkeypatch: pytest.MonkeyPatch
