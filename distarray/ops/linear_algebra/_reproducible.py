@@ -374,7 +374,7 @@ def _row(local: Callable[..., Any], nin: int, nout: int, static: tuple[tuple[str
 
 def _apply(local: Callable[..., Any], *operands: Any, nout: int = 1, **static: Any) -> Any:
     """Apply a function item by item, to blocks or to distributed arrays."""
-    if not isinstance(operands[0], BaseArray):
+    if not any(isinstance(x, BaseArray) for x in operands):
         return local(*operands, **static)
     return _row(local, len(operands), nout, (*static.items(),))(*operands)
 

@@ -282,6 +282,25 @@ def test_stacks_and_vectors_are_multiplied() -> None:
     np.testing.assert_allclose(row, RIGHT[:, 1] @ RIGHT, 1e-13, 1e-13)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_plain_operands_give_the_bits_of_distributed_ones(dtype: str) -> None:
+    left, right = (x.astype(dtype) for x in pair_of("plain", "f4"))
+    expected = of_all_layouts(lambda a, b: da.matmul(a, b, reproducible=True), left, right)
+    for found in (
+        of_all_layouts(lambda a: da.matmul(a, right, reproducible=True), left),
+        of_all_layouts(lambda b: da.matmul(left, b, reproducible=True), right),
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["?", "f2", "f4"])
+def test_long_products_of_short_and_complex_items_are_exact(dtype: str) -> None:
+    left, right = np.ones(16385, dtype), np.full(16385, 1 + 2j, "c8")
+    for pair in ((left, right), (right, left)):
+        found = of_all_layouts(lambda a, b: da.vecdot(a, b, reproducible=True), *pair)
+        assert found == np.vdot(*pair)
+
+
 def test_dot_of_vectors_is_the_exact_sum_of_rounded_products() -> None:
     x, y = LEFT.reshape(-1) * 1e-150, np.resize(RIGHT, LEFT.size)
     for function in (da.dot, da.matmul, da.vdot, da.vecdot):
