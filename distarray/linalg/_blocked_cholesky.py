@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts, token
-from distarray.core import Call, Layouts, Op, Step
+from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.linalg._kernels import solve_triangle, subtract_product
 from distarray.linalg._tiles import Grid
 from distarray.ops import LinAlgError
@@ -31,8 +31,11 @@ def _spec(_op: Op, call: Call) -> Layouts:
     return Layouts((rows,), source, sends)
 
 
-def _dtypes(_op: Op, call: Call) -> tuple[Any, Any]:
-    found = np.linalg.cholesky(np.empty((0, 1, 1), call.dtypes[0])).dtype
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+    try:
+        found = np.linalg.cholesky(np.empty((0, 1, 1), call.dtypes[0])).dtype
+    except (TypeError, ValueError) as error:
+        raise refusal_error(op.name, error, call.dtypes) from error
     return found, found
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts, token
-from distarray.core import Call, Layouts, Op, Step
+from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.linalg._kernels import eliminate_panel, solve_triangle, subtract_product
 from distarray.linalg._tiles import Grid
@@ -305,7 +305,10 @@ def right_width(grid: Grid, columns: int) -> int:
 
 
 def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    found: Any = op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes))
+    try:
+        found: Any = op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes))
+    except (TypeError, ValueError) as error:
+        raise refusal_error(op.name, error, call.dtypes) from error
     dtypes = tuple(one.dtype for one in found) if isinstance(found, tuple) else found.dtype
     return dtypes, dtypes
 

@@ -114,7 +114,7 @@ def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
     is backward stable (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 8).
     """
     size, quick = len(triangle), _scipy("quick trsm", x.dtype)
-    if quick is not None and 0 < size <= 2 * LEAF and x.size and x.flags.c_contiguous:
+    if quick is not None and 0 < size <= 2 * LEAF and x.size and x.flags.carray:
         quick(1, triangle.T, x.T, side=1, lower=not lower, overwrite_b=True)
         return
     starts = range(0, size, LEAF)

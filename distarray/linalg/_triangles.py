@@ -24,6 +24,7 @@ from distarray.core import (
     check_flag,
     describe,
     normalize_operands,
+    refusal_error,
     register,
     run,
 )
@@ -82,7 +83,10 @@ def _spec(_op: Op, call: Call) -> Layouts:
 
 
 def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    found = op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes)).dtype
+    try:
+        found = op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes)).dtype
+    except (TypeError, ValueError) as error:
+        raise refusal_error(op.name, error, call.dtypes) from error
     return found, found
 
 

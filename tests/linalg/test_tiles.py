@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import distarray as da
 from distarray.comm import CommLog
-from distarray.errors import ImplicitCommunicationError
+from distarray.errors import DTypeError, ImplicitCommunicationError
 from distarray.layout import Replicate, Shard
 from distarray.linalg import _elimination, _kernels, _tiles
 from distarray.testing import simulate
@@ -281,6 +281,29 @@ def test_no_pivot_of_a_triangle_with_a_diagonal_is_zero(lower: bool) -> None:
     with np.errstate(all="ignore"):
         _kernels.solve_triangle(np.ascontiguousarray(triangle[turn, turn]), x, lower)
     np.testing.assert_allclose(x[turn, 0], [1e200, -np.inf])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_items_at_any_address_are_solved_in_place() -> None:
+    x = np.zeros(73, np.uint8)[1:].view(np.float64).reshape(3, 3)
+    x[...] = np.eye(3)
+    _kernels.solve_triangle(np.diag([2.0, 4.0, 8.0]), x, lower=True)
+    np.testing.assert_array_equal(x, np.diag([0.5, 0.25, 0.125]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.longdouble])
+def test_dtypes_that_tiles_refuse_are_those_of_whole_matrices(dtype: Any) -> None:
+    def program() -> None:
+        x = da.distribute_array(np.eye(9).astype(dtype), placements=[Shard(0)], src=None)
+        linalg = da.linalg
+        for function in (linalg.inv, linalg.det, linalg.slogdet, linalg.cholesky, linalg.qr):
+            with pytest.raises(DTypeError, match="convert the operands with astype"):
+                function(x)
+        for of_two in (linalg.solve, linalg.solve_triangular):
+            with pytest.raises(DTypeError, match="convert the operands with astype"):
+                of_two(x, x)
+
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7])
