@@ -134,30 +134,31 @@ def _load(
         run = min(n1 - i1, rows - done)
         start = at + i0 * s0 + i1 * s1
         done += run
-        if t1 == 1 and s1 == columns == inner:
-            run, columns, inner = 1, run * inner, run * inner
+        pitch, few = columns, inner
+        if t1 == 1 and s1 == columns == inner:  # a run is one row
+            run, pitch, few = 1, run * inner, run * inner
         for _ in range(outer):
             c = 0
             if t1 <= s1:
                 for i in range(run):
                     if i + _SOON < n1 - i1:
                         item = start + (i + _SOON) * s1
-                        for j in range(item, item + inner * t1, 8):
+                        for j in range(item, item + few * t1, 8):
                             prefetch_item(x, j)
                     if t1 == 1:
-                        _copy_run(x, start + i * s1, 1, scratch, to + i * columns, 1, inner)
+                        _copy_run(x, start + i * s1, 1, scratch, to + i * pitch, 1, few)
                     else:
-                        _copy_run(x, start + i * s1, t1, scratch, to + i * columns, 1, inner)
-                c = inner
-            while c + 8 <= inner:
-                _turn_eight(x, start + c * t1, t1, s1, scratch, to + c, columns, run)
+                        _copy_run(x, start + i * s1, t1, scratch, to + i * pitch, 1, few)
+                c = few
+            while c + 8 <= few:
+                _turn_eight(x, start + c * t1, t1, s1, scratch, to + c, pitch, run)
                 c += 8
-            while c < inner:
-                _copy_run(x, start + c * t1, s1, scratch, to + c, columns, run)
+            while c < few:
+                _copy_run(x, start + c * t1, s1, scratch, to + c, pitch, run)
                 c += 1
             start += t0
-            to += inner
-        to += (run - 1) * columns
+            to += few
+        to += (run - 1) * pitch
 
 
 @loop

@@ -375,3 +375,14 @@ def test_moments_have_the_same_bits_on_any_layout(data: st.DataObject) -> None:
         same_bits(y.std(axis, reproducible=True), np.sqrt(variance))
 
     on_ranks(program)
+
+
+@pytest.mark.usefixtures("way")
+def test_parts_cut_out_of_wider_rows_are_read_where_they_lie() -> None:
+    items = np.arange(17 * 67.0).reshape(17, 67) * (1 - 2j)
+    for first, stop in ((2, 66), (0, 66), (1, 3)):
+        found = _exact_sums.sum_exactly(
+            _exact_items.items_of(items[:, first:stop]), (0, 1), np.float64
+        )
+        total = items[:, first:stop].sum()
+        np.testing.assert_array_equal(found.ravel(), [total.real, total.imag])
