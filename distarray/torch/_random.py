@@ -13,7 +13,9 @@ which ranks differ; after it they go on from where that number was drawn. Hence
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -27,6 +29,38 @@ from distarray.torch._layouts import check_mesh
 _generator: ContextVar[torch.Generator | None] = ContextVar("source of keys", default=None)
 
 Key = tuple[int, int]
+
+_reading = threading.Lock()
+
+
+def read_state(generator: torch.Generator | None = None, device: Any = None) -> torch.Tensor:
+    """Return the state of a generator, or of torch's own of a device: by default of the CPU.
+
+    Torch locks the generator while it makes the tensor. What Python collects then may let another
+    thread in, as of simulated ranks, that waits for the generator with Python's own lock, for ever.
+    """
+    with _reading:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            if generator is not None:
+                return generator.get_state()
+            return torch.get_rng_state() if device is None else torch.cuda.get_rng_state(device)
+        finally:
+            if collects:
+                gc.enable()
+
+
+@contextlib.contextmanager
+def forked(devices: Sequence[Any] = ()) -> Iterator[None]:
+    """Leave torch's generators of the CPU and of some GPUs as they are now."""
+    own, others = read_state(), [(read_state(device=one), one) for one in devices]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(own)
+        for state, device in others:
+            torch.cuda.set_rng_state(state, device)
 
 
 def manual_seed(seed: int, mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> int:
@@ -109,7 +143,7 @@ def seeded_alike() -> Iterator[None]:
 def _seed_inside(own: int) -> Iterator[None]:
     """Seed torch's generators inside; after it they go on from where they were."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    with forked(devices):
         torch.default_generator.manual_seed(own)
         if devices:
             torch.cuda.manual_seed(own)
@@ -147,9 +181,9 @@ def get_random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> d
     True
     """
     names = _check_axes(mesh, differ)
-    own: dict[str, torch.Tensor] = {"cpu": torch.get_rng_state()}
+    own: dict[str, torch.Tensor] = {"cpu": read_state()}
     if torch.cuda.is_initialized():
-        own["cuda"] = torch.cuda.get_rng_state()
+        own["cuda"] = read_state(device="cuda")
     digest = hashlib.blake2b(own["cpu"].numpy().tobytes(), digest_size=8).hexdigest()
     place = _place(mesh, names)
     assert mesh.coordinate is not None

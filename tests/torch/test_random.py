@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from distarray.torch._random import keys_from  # noqa: E402
+from distarray.torch._random import keys_from, read_state  # noqa: E402
 from distarray.torch.training._dropout import keep_mask  # noqa: E402
 
 R = da.Replicate()
@@ -252,3 +255,28 @@ def test_wrong_seeds_and_axes_are_told():
             pass
 
     alone(program)
+
+
+class Garbage:
+    """Refers to itself, and lets other threads in when it is collected at the wrong time."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        if sys._getframe(1).f_code.co_name == "get_rng_state":
+            time.sleep(0.05)
+
+
+def test_threads_read_generators_while_garbage_is_collected() -> None:
+    def program() -> None:
+        for _ in range(1000):
+            Garbage()
+            read_state()
+
+    before = gc.get_threshold()
+    gc.set_threshold(3)
+    try:
+        simulate(2, program)
+    finally:
+        gc.set_threshold(*before)

@@ -23,6 +23,7 @@ from distarray.comm import token
 from distarray.errors import ArgumentError
 from distarray.torch._compat import FANS, base_of, function_mode_depth, is_wrapped
 from distarray.torch._layouts import Placed, all_placed, is_sharded, own_placed
+from distarray.torch._random import read_state
 from distarray.torch._shards import block_of
 
 _RANDOM = (
@@ -113,12 +114,7 @@ def _check(name: str, tensor: torch.Tensor, placed: Placed, others: list[Any]) -
             "tensor; fill the parameter before it is cut, or copy into it what "
             "dt.distribute_tensor makes of a whole tensor"
         )
-    if generator is not None:
-        state = generator.get_state()
-    elif tensor.is_cuda:
-        state = torch.cuda.get_rng_state(tensor.device)
-    else:
-        state = torch.get_rng_state()
+    state = read_state(generator, tensor.device if tensor.is_cuda else None)
     digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=4).hexdigest()
     doing = (
         f"{name} of a parameter {placed.layout} by random numbers of state {digest}, which must be "

@@ -23,6 +23,7 @@ from distarray.layout import Shard
 from distarray.torch._compat import leaves_of
 from distarray.torch._layouts import is_sharded, placed_of
 from distarray.torch._opaque import disable_compile
+from distarray.torch._random import forked
 
 _STEPS = 3
 """Some begin to mix items after their first step, with what they have gathered in it."""
@@ -152,7 +153,7 @@ def _try_steps(
         group["lr"] = 0.01
     takes = inspect.signature(type(optimizer).__init__).parameters
     given = {name: value for name, value in optimizer.defaults.items() if name in takes}
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with forked(), torch.enable_grad():
         fresh = type(optimizer)([group], **given)  # type: ignore[arg-type]
         step: Any = type(fresh).step
         if getattr(step, "hooked", False):  # torch's wrapper, which calls everybody's hooks
