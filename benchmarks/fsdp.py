@@ -147,7 +147,7 @@ def _timed(
 ) -> dict:
     """Return a row of the table."""
     works[COLLECTIVES] = contenders[by_distarray.NAME].communicate
-    samples = measure.in_turn(comm, works, repeats=3 if quick else 31, seconds=20)
+    samples = measure.in_turn(comm, works, repeats=3 if quick else 31, seconds=12)
     return {
         "ranks": comm.size,
         "case": case + (", gathered twice" if reshard else ", kept after forward"),
