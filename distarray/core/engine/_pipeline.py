@@ -124,7 +124,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
         block = call_on_all(step.output.mesh, op.name, lambda: step.run(*functions, *blocks))
     else:
         block = step.run(*functions, *blocks)
-    return _wrapped(first, step, block)
+    return wrapped(first, step, block)
 
 
 def _run_distributed(op: Op, operands: Sequence[Any], static: Any) -> Any:
@@ -141,10 +141,10 @@ def _run_distributed(op: Op, operands: Sequence[Any], static: Any) -> Any:
         return None
     if not step.still:
         blocks = step.move(blocks, operands, step.bring)
-    return _wrapped(operands[0], step, step.run(*blocks))
+    return wrapped(operands[0], step, step.run(*blocks))
 
 
-def _wrapped(like: BaseArray, step: Step, block: Any) -> Any:
+def wrapped(like: BaseArray, step: Step, block: Any) -> Any:
     """Return what the local step gives as arrays of the class of an operand."""
     if block.__class__ is tuple:
         layouts = step.outputs if step.made is None else [step.made(block[0])] * len(block)

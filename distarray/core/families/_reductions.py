@@ -29,7 +29,7 @@ from distarray.core.engine._operands import (
     normalize_operand,
     normalize_operands,
 )
-from distarray.core.engine._pipeline import Step, run, run_one, step_for, steps
+from distarray.core.engine._pipeline import Step, run, run_one, step_for, steps, wrapped
 from distarray.core.engine._tiles import merge_pairwise
 from distarray.core.families import _docstrings
 from distarray.core.families._registry import methods, register, ufuncs
@@ -181,14 +181,10 @@ def _reduce_all(op: Op, x: BaseArray, static: Any) -> Any:
         shortest = x._layout.shortest
     if shortest is None:
         return run_one(op, x, static)
-    block = x._local
-    step = steps[op, static, shortest, block.dtype]
+    step = steps[op, static, shortest, x._local.dtype]
     if not step.still or step.op is not op:
         return run_one(op, x, static)
-    result = x._new(step.run(block), step.output)
-    if step.is_fresh:
-        result._reduced = None
-    return result
+    return wrapped(x, step, step.run(x._local))
 
 
 def reduce(
