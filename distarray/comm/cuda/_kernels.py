@@ -52,16 +52,17 @@ WORD: Final = 16
 WORDS: Final = 4
 """Words of a tile for each thread; measured on an H100: fewer or more differ by 3 % at most."""
 
-SIDE: Final = 64
+_THREADS: Final = threads()
+
+SIDE: Final = min(64, _THREADS)
 """Items along both sides of a tile of a transposed box."""
 
 _PITCH: Final = SIDE + 1  # so that a column lies in all banks of shared memory
 _BAND: Final = 8
 """Tiles below one another that are done together, so that both arrays lie in long stretches."""
 
-_THREADS: Final = threads()
-_TIMES: Final = -(-SIDE * SIDE // _THREADS)
-_HELD: Final = 8  # items that a thread of a tile has on their way at once
+_STEP: Final = _THREADS // SIDE  # lines of a tile at once
+_LINES: Final = SIDE // _STEP  # of a thread, whose items are on their way together
 
 # Entries of a record.
 VOLUME: Final = 0
@@ -167,7 +168,7 @@ def _divide(a: int, b: int) -> Any:
 def _transpose(memory: Any, table: Any, record: int, part: int) -> None:
     """Copy a tile: rows of the source into shared memory, its columns into the destination."""
     tile = cuda.shared.array((SIDE, _PITCH), memory.dtype)
-    held = cuda.local.array(_HELD, memory.dtype)
+    held = cuda.local.array(_LINES, memory.dtype)
     columns, rows = _entry(table, record + EXTENTS), _entry(table, record + EXTENTS + 3)
     across, down = (columns + SIDE - 1) // SIDE, (rows + SIDE - 1) // SIDE
     plane = _divide(part, across * down)
@@ -180,22 +181,25 @@ def _transpose(memory: Any, table: Any, record: int, part: int) -> None:
     dst = _offset(table, record + DST, _u64(first_column), _u64(first_row), _u64(plane))
     src = _offset(table, record + SRC, _u64(first_column), _u64(first_row), _u64(plane))
     from_row, to_row = _u64(_entry(table, record + SRC + 1)), _u64(_entry(table, record + DST + 2))
-    columns, rows = np.int32(columns - first_column), np.int32(rows - first_row)
-    for done in range(0, SIDE * SIDE, _HELD * _THREADS):
-        for k in range(_HELD):  # those beyond an edge are loaded twice
-            i = done + cuda.threadIdx.x + k * _THREADS
-            row, column = _clamp(i % SIDE, rows - 1), _clamp(i // SIDE, columns - 1)
-            held[k] = memory[src + _u64(column) * from_row + _u64(row)]
-        for k in range(_HELD):
-            i = done + cuda.threadIdx.x + k * _THREADS
-            if i < SIDE * SIDE:
-                tile[i // SIDE, i % SIDE] = held[k]
+    columns, rows = columns - first_column, rows - first_row
+    # What a thread has of a tile differs by constants in shared memory, by one sum in the arrays.
+    thread = _short(cuda.threadIdx.x)
+    line, along = thread // _u64(SIDE), thread % _u64(SIDE)
+    src += along + line * from_row
+    dst += along + line * to_row
+    inside = columns - np.int64(line) if np.int64(along) < rows else np.int64(0)
+    for k in range(_LINES):
+        if k * _STEP < inside:
+            held[k] = memory[src]
+        src += _u64(_STEP) * from_row
+    for k in range(_LINES):
+        tile[line + _u64(k * _STEP), along] = held[k]
     cuda.syncthreads()
-    for k in range(_TIMES):
-        i = cuda.threadIdx.x + k * _THREADS
-        column, row = i % SIDE, i // SIDE
-        if row < rows and column < columns and row < SIDE:
-            memory[dst + _u64(column) + _u64(row) * to_row] = tile[column, row]
+    inside = rows - np.int64(line) if np.int64(along) < columns else np.int64(0)
+    for k in range(_LINES):
+        if k * _STEP < inside:
+            memory[dst] = tile[along, line + _u64(k * _STEP)]
+        dst += _u64(_STEP) * to_row
     cuda.syncthreads()
 
 
