@@ -202,8 +202,8 @@ def test_in_place_with_a_shape_that_does_not_fit_raises() -> None:
 )
 def test_powers_with_a_number_are_those_of_numpys_operator(dtype: Any, exponent: Any) -> None:
     value = np.arange(7).astype(dtype)
-    if value.dtype.kind in "fc":
-        value[5] = np.inf
+    if value.dtype.kind == "f" or (value.dtype.kind == "c" and KIND == "cpu"):
+        value[5] = np.inf  # complex infinities become NaN on GPUs
     try:
         with np.errstate(all="ignore"):
             expected = value**exponent

@@ -28,6 +28,9 @@ def is_on_device(blocks: Sequence[Any]) -> bool:
 def call_on_device(local: Callable[..., Any], blocks: Sequence[Any], dtypes: Sequence[Any]) -> Any:
     """Return the results of a local call as a tuple, each of the dtype that it should have."""
     on = next(block for block in blocks if _backend.is_cupy(block))
+    if any(type(block) is int for block in blocks):
+        # NumPy refuses one beyond its dtype, CuPy does only where a block has items.
+        local(*(np.empty(0, b.dtype) if _backend.is_cupy(b) else b for b in blocks))
     _backend.use(on)
     function = substitute(local)
     results = _device.with_memory(lambda: function(*blocks), on.device.id)

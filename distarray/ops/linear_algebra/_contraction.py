@@ -132,6 +132,10 @@ def _product(step: Step) -> Callable[..., Any]:
             _backend.use(blocks[0])
             if any(not block.size for block in blocks):  # of nothing it is zeros
                 return _memory.zeros(shape, dtype, _backend.device_of(blocks[0]))
+            if dtype == np.float16 and prod(shape) == 1:
+                # CuPy adds up a single sum in half precision, those of matrices in float32.
+                wide = [block.astype(np.float32) for block in blocks]
+                return local(*wide, *static).astype(dtype)
         elif large:
             return local(*blocks, out=_memory.empty(shape, dtype))
         return local(*blocks, *static)

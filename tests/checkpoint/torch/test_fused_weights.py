@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
-from tests.on_device import host  # noqa: E402
+from tests.on_device import DEVICE, has_gpu, host  # noqa: E402
 
 
 def test_fused_parts_are_saved_in_the_order_of_one_process(tmp_path):
@@ -121,7 +121,7 @@ def test_full_sharding_over_tensor_parallelism_with_fused_weights(tmp_path, want
         optimizer.step()
         return optimizer
 
-    reference = copy.deepcopy(BLOCK)
+    reference = copy.deepcopy(BLOCK).to("cuda" if DEVICE != "cpu" and has_gpu() else "cpu")
     expected = dt.optimizer_state_dict(reference, trained_on(reference))["state"]
 
     def save() -> None:
@@ -140,10 +140,10 @@ def test_full_sharding_over_tensor_parallelism_with_fused_weights(tmp_path, want
         da.checkpoint.save(again, {"model": model, "optimizer": optimizer})
         stored = da.checkpoint.open(again)
         for name, value in reference.state_dict().items():
-            assert (stored[f"model.{name}"][...] == value.numpy()).all(), name
+            assert (stored[f"model.{name}"][...] == value.cpu().numpy()).all(), name
         for name, state in expected.items():
             for key, value in state.items():
-                assert (stored[f"optimizer.state.{name}.{key}"][...] == value.numpy()).all()
+                assert (stored[f"optimizer.state.{name}.{key}"][...] == value.cpu().numpy()).all()
 
     simulate(4, save)
     simulate(ranks, load)

@@ -84,7 +84,7 @@ def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Compare with the model that was trained in one process, bit by bit."""
     whole = dt.state_dict(model)
     for name, value in MODEL.state_dict().items():
-        assert torch.equal(whole[name], value), name
+        assert torch.equal(whole[name].cpu(), value), name
     found = dt.optimizer_state_dict(model, optimizer)
     expected = dt.optimizer_state_dict(MODEL, OPTIMIZER)
     for group, other in zip(found["param_groups"], expected["param_groups"], strict=True):
@@ -92,7 +92,7 @@ def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     assert found["state"].keys() == expected["state"].keys()
     for name, state in expected["state"].items():
         for key, value in state.items():
-            assert torch.equal(found["state"][name][key], value), (name, key)
+            assert torch.equal(found["state"][name][key].cpu(), value), (name, key)
             assert found["state"][name][key].dtype == value.dtype
 
 

@@ -143,7 +143,7 @@ def test_averages_of_shares_are_saved_once_they_are_placed(tmp_path, width):
         found = averages()
         found["weight"].zero_()
         da.checkpoint.load(tmp_path / "x", {"average": found})
-        assert torch.equal(dt.full_tensor(found["weight"]), whole * 2)
+        assert torch.equal(dt.full_tensor(found["weight"]).cpu(), whole * 2)
 
     simulate(3, load)
     alone = torch.nn.Linear(2, width, bias=False)

@@ -352,3 +352,17 @@ def get_default_pinned_memory_pool() -> pinned_memory.PinnedMemoryPool:
 def is_available() -> bool:
     """Tell whether there is a device."""
     return _device.COUNT > 0
+
+
+def _multiplied(x1: Any, x2: Any, **options: Any) -> Any:
+    result = np.matmul(x1, x2, **options)
+    if result.dtype == np.float16 and result.size == 1:
+        total = np.float16(0)
+        for one in np.ravel(x1) * np.ravel(x2):
+            total += one
+        result = np.full(result.shape, total)
+    return result
+
+
+matmul = wrapped("cupy", "matmul", _multiplied)
+"""Adds up in half precision what becomes a single number."""

@@ -131,7 +131,7 @@ class ufunc:
         if found is None:
             raise TypeError(f"Wrong type ({dtype or kinds}) of arguments for {self.name}")
         for host, weak, kind in zip(hosts, weaks, found.ins, strict=True):
-            if weak is int and kind.kind in "iub":
+            if weak is int and kind.kind in "iub" and all(h.size for h in hosts):
                 kind.type(int(host))  # OverflowError where it does not fit
         return found
 
