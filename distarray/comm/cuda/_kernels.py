@@ -58,9 +58,6 @@ SIDE: Final = min(64, _THREADS)
 """Items along both sides of a tile of a transposed box."""
 
 _PITCH: Final = SIDE + 1  # so that a column lies in all banks of shared memory
-_BAND: Final = 8
-"""Tiles below one another that are done together, so that both arrays lie in long stretches."""
-
 _STEP: Final = _THREADS // SIDE  # lines of a tile at once
 _LINES: Final = SIDE // _STEP  # of a thread, whose items are on their way together
 
@@ -173,11 +170,8 @@ def _transpose(memory: Any, table: Any, record: int, part: int) -> None:
     across, down = (columns + SIDE - 1) // SIDE, (rows + SIDE - 1) // SIDE
     plane = _divide(part, across * down)
     part -= plane * across * down
-    band = _divide(part, across * _BAND)
-    part -= band * across * _BAND
-    height = _clamp(_BAND, down - band * _BAND)
-    column = _divide(part, height)
-    first_column, first_row = column * SIDE, (band * _BAND + part - column * height) * SIDE
+    row = _divide(part, across)
+    first_column, first_row = (part - row * across) * SIDE, row * SIDE
     dst = _offset(table, record + DST, _u64(first_column), _u64(first_row), _u64(plane))
     src = _offset(table, record + SRC, _u64(first_column), _u64(first_row), _u64(plane))
     from_row, to_row = _u64(_entry(table, record + SRC + 1)), _u64(_entry(table, record + DST + 2))
