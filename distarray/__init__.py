@@ -80,7 +80,7 @@ from numpy import (
     void,
 )
 
-from distarray import errors, fft, io, linalg, memory, ops, random, special, testing
+from distarray import errors, io, memory, ops, special, testing
 from distarray._missing_names import missing_name_error
 from distarray._namespace_info import __array_namespace_info__, finfo
 from distarray.array import (
@@ -248,18 +248,22 @@ __all__ = [
 __all__ += ops.__all__
 
 if _replicas.checked:
-    _replicas.compare_public_calls(vars(fft))
-    _replicas.compare_public_calls(vars(linalg))
-    _replicas.compare_public_calls(globals(), DistArray, random.Generator)
+    for _name in ("fft", "linalg"):
+        _replicas.compare_public_calls(vars(import_module(f"distarray.{_name}")))
+    _generator = import_module("distarray.random").Generator
+    _replicas.compare_public_calls(globals(), DistArray, _generator)
 
 
 if TYPE_CHECKING:
     from distarray import checkpoint as checkpoint
+    from distarray import fft as fft
+    from distarray import linalg as linalg
+    from distarray import random as random
 else:
 
     def __getattr__(name):
-        if name == "checkpoint":  # is imported when it is named: it takes long, and many need none
-            return import_module("distarray.checkpoint")
+        if name in ("checkpoint", "fft", "linalg", "random"):  # many programs need none of them
+            return import_module(f"distarray.{name}")
         raise missing_name_error(name, __all__)
 
     def __dir__():

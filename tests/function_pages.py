@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import distarray as da
-from distarray import _port
+from distarray import _port, fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.core import method_of
 from distarray.core.families._registry import functions, public
 from distarray.errors import ArgumentError, DistArrayError

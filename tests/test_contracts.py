@@ -53,7 +53,8 @@ def test_import_starts_nothing() -> None:
     program = (
         "import sys, distarray;"
         "heavy = ['mpi4py.MPI', 'numba', 'cupy', 'torch', 'h5py', 'zarr', 'matplotlib',"
-        " 'distarray.checkpoint', 'concurrent.futures', 'subprocess', 'socket', 'hashlib'];"
+        " 'distarray.checkpoint', 'distarray.fft', 'distarray.linalg', 'distarray.random',"
+        " 'concurrent.futures', 'subprocess', 'socket', 'hashlib'];"
         "print(*(name for name in heavy if name in sys.modules))"
     )
     output = subprocess.run(
@@ -66,6 +67,23 @@ def test_import_starts_nothing() -> None:
         env=dict(os.environ, PYTHONPATH=str(ROOT)),
     ).stdout.split()
     assert output == [], "import distarray loads these"
+
+
+def test_numpys_functions_find_what_is_imported_late() -> None:
+    program = (
+        "import numpy as np, distarray as da; x = da.ones((2, 2));"
+        "print(float(np.linalg.norm(x)), np.fft.fft(x).tolist()[0][0].real)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    ).stdout.split()
+    assert output == ["2.0", "2.0"]
 
 
 PROCESS = """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray import _port
+from distarray import _port, fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.core.families._registry import public
 from tests import function_pages, peak_memory
 from tests.ops.test_every_row import TOLD

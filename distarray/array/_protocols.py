@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import threading
@@ -119,7 +120,7 @@ class Protocols(BaseArray):
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
-        ours = functions.get(func)
+        ours = functions.get(func) or _found_late(func)
         if func in creators:  # `self` is what like= says
             ours, count = creators[func]
             kwargs = {k: v for k, v in kwargs.items() if k not in ("order", "subok")}
@@ -274,6 +275,14 @@ def leading_names(theirs: Any, ours: Any) -> tuple[str, ...]:
         return ()
     taken = inspect.signature(ours).parameters.values()
     return tuple(names[: sum(p.kind is p.POSITIONAL_ONLY for p in taken)])
+
+
+def _found_late(theirs: Any) -> Any:
+    """Return our function for one of a module that is imported when it is first needed."""
+    home = getattr(theirs, "__module__", "").removeprefix("numpy.")
+    if home in ("fft", "linalg"):
+        importlib.import_module(f"distarray.{home}")
+    return functions.get(theirs)
 
 
 def _is_known(kind: type) -> bool:

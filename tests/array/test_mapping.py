@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distarray import fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.array._array import distribute_array
 from distarray.array._mapping import map_blocks
 from distarray.comm import CommLog, DeviceMesh, init_device_mesh

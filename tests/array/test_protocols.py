@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distarray import fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, _memory, init_device_mesh
 from distarray.core.engine import _policy

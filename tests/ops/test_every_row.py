@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import distarray as da
+from distarray import fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.array._array import DistArray
 from distarray.core._op import Op
 from distarray.core.families._registry import public
