@@ -20,6 +20,7 @@ from benchmarks.gpu.part import Part
 TABLE = "The suite with blocks on the GPU"
 FIRST = 2  # the number of ranks that is tried first
 TOLD = 20
+LOTS = 3  # of files for each worker, as some take ten times as long as others
 REHEARSED = (
     "tests/gpu/test_binding.py::test_a_number_fixes_the_gpu_of_all_ranks",
     "tests/mpi/test_random.py::test_seed_that_nobody_gave_is_the_first_process_s",
@@ -48,7 +49,8 @@ def main() -> None:
     marked, arrays, files = _paths(root, run, part.rehearsal)
     launcher = part.options.mpiexec
     workers = min(12, max(2, os.cpu_count() or 2))  # each takes some memory of the GPU
-    lots = [arrays[i::workers] for i in range(min(workers, len(arrays)))]
+    number = min(LOTS * workers, len(arrays))
+    lots = [arrays[i::number] for i in range(number)]
     jobs = [("suite", run.Run(0, lot, f"arrays, {i}", "cuda")) for i, lot in enumerate(lots, 1)]
     if marked:
         jobs.insert(0, ("suite", run.Run(0, marked, "marked gpu", "cuda")))
