@@ -34,9 +34,8 @@ fraction of the speed of products. Measured on two ranks of Zen 4, float64 of 40
 class _Pivots(NamedTuple):
     """What all processes know of the rows that a panel has chosen."""
 
-    lower: np.ndarray
-    """Their part of the lower triangle, whose diagonal is 1."""
-    upper: np.ndarray
+    triangles: np.ndarray
+    """Their parts of the upper triangle, and of the lower one, whose diagonal is 1."""
     rows: np.ndarray
     """Their numbers in the matrix, in the order in which they were taken."""
     by_row: list[np.ndarray]
@@ -78,7 +77,7 @@ class Elimination:
 
     def determinant(self) -> tuple[Any, Any]:
         """Return the sign of the determinant and the logarithm of its absolute value."""
-        diagonal = np.concatenate([step.upper.diagonal() for step in self._steps])
+        diagonal = np.concatenate([step.triangles.diagonal() for step in self._steps])
         size = abs(diagonal)
         sign = np.prod(diagonal / size) * _parity(np.concatenate([s.rows for s in self._steps]))
         return sign.astype(diagonal.dtype), np.log(size).sum()
@@ -91,7 +90,7 @@ class Elimination:
         for k in reversed(range(grid.count)):
             step = self._steps[k]
             start = int(step.starts[grid.row])
-            solved = self._solve(right, step, step.upper, False, grid.count + k)
+            solved = self._solve(right, step, False, grid.count + k)
             above = grid.share(grid.panel(self._tiles, k)[:start], k)
             at = grid.rows_before(k)
             for rest, own, values in zip(right, found, solved, strict=True):
@@ -104,13 +103,13 @@ class Elimination:
         grid = self._grid
         step, panel = self._choose_pivots(k)
         self._steps.append(step)
-        if not step.upper.diagonal().all():
+        if not step.triangles.diagonal().all():
             return False
         mine, used = step.by_row[grid.row], int(step.starts[grid.row])
         left = used + len(mine)
         rest = self._cut(self._tiles[:, grid.columns_before(k + 1) :]), self._cut(self._right)
         others = [part for both in zip(*rest, strict=True) for part in both]
-        top = self._solve(others, step, step.lower, True, k)
+        top = self._solve(others, step, True, k)
         below = grid.share(panel[left:], k)
         for part, values in zip(others, top, strict=True):
             part[used:left] = values[mine]
@@ -149,7 +148,7 @@ class Elimination:
                 self._bring_forward(rows[strip], *parts)
         owners = rows // width % grid.rows
         by_row = [np.flatnonzero(owners == row) for row in range(grid.rows)]
-        return _Pivots(_unit_lower(told), np.triu(told), rows, by_row, starts), panel
+        return _Pivots(told, rows, by_row, starts), panel
 
     def _choose_rows(
         self, panel: np.ndarray, strip: slice, root: int, told: np.ndarray, rows: np.ndarray
@@ -168,8 +167,7 @@ class Elimination:
             triangles, order = eliminate_panel(values[:, strip])
             told[strip], rows[strip] = values[order[:width]], names[order[:width]]
             told[strip, strip] = triangles[:width]
-            lower = _unit_lower(told[strip, strip])
-            solve_triangle(lower, told[strip, strip.stop :], lower=True)
+            solve_triangle(triangles[:width], told[strip, strip.stop :], lower=True, unit=True)
         grid.down.broadcast(told[strip], root)
         grid.down.broadcast(rows[strip], root)
 
@@ -177,7 +175,7 @@ class Elimination:
         """Eliminate a strip of the rows that are left, and update the rest of their panel."""
         left = panel[self._used[self._grid.row] :]
         below = left[:, strip]
-        solve_triangle(np.triu(told[strip, strip]).T, below.T, lower=True)
+        solve_triangle(told[strip, strip].T, below.T, lower=True)
         rest = slice(strip.stop, None)
         subtract_product(left[:, rest], below, told[strip, rest])
 
@@ -188,9 +186,11 @@ class Elimination:
         rows, used = rows[owners == grid.row], int(self._used[grid.row])
         self._used += np.bincount(owners, minlength=grid.rows)
         sources = self._places[rows // (width * grid.rows) * width + rows % width]
-        targets = np.arange(used, used + len(rows))
-        out = targets[~np.isin(targets, sources)]
-        targets = np.concatenate([targets, sources[sources >= used + len(rows)]])
+        targets, stays = np.arange(used, used + len(rows)), sources < used + len(rows)
+        is_out = np.ones(len(rows), bool)
+        is_out[sources[stays] - used] = False
+        out = targets[is_out]
+        targets = np.concatenate([targets, sources[~stays]])
         sources = np.concatenate([sources, out])
         self._rows[targets] = names = self._rows[sources]
         self._places[names // (width * grid.rows) * width + names % width] = targets
@@ -198,12 +198,7 @@ class Elimination:
             part[targets] = part[sources]
 
     def _solve(
-        self,
-        parts: Sequence[np.ndarray],
-        step: _Pivots,
-        triangle: np.ndarray,
-        lower: bool,
-        salt: int,
+        self, parts: Sequence[np.ndarray], step: _Pivots, lower: bool, salt: int
     ) -> list[np.ndarray]:
         """Return what a triangle makes of the pivots' rows of parts of the columns.
 
@@ -216,11 +211,13 @@ class Elimination:
         shares = [sum(widths[start:stop]) for start, stop in pairwise(offsets)]
         start, heights = int(step.starts[grid.row]), [len(one) for one in step.by_row]
         height = heights[grid.row]
-        sent = [part[start : start + height].reshape(-1) for part in parts]
+        sent = _memory.empty((height * sum(widths),), self._tiles.dtype)
+        for block, part in zip(_blocks(sent, height, widths), parts, strict=True):
+            block[...] = part[start : start + height]
         told = _memory.empty((grid.width * shares[grid.row],), self._tiles.dtype)
         solved = _memory.empty(told.shape, told.dtype)
         grid.down.all_to_all(
-            np.concatenate([told[:0], *sent]),
+            sent,
             told,
             [height * share for share in shares],
             [one * shares[grid.row] for one in heights],
@@ -234,7 +231,7 @@ class Elimination:
                 block[rows] = part
             at += len(rows) * shares[grid.row]
         for block in mine:
-            solve_triangle(triangle, block, lower)
+            solve_triangle(step.triangles, block, lower, unit=lower)
         counts = [grid.width * share for share in shares]
         return _blocks(
             gather_parts(grid.down, solved, counts, number, self._what), grid.width, widths
@@ -246,11 +243,6 @@ def _blocks(flat: np.ndarray, height: int, widths: Sequence[int]) -> list[np.nda
     ends = [height * end for end in accumulate(widths, initial=0)]
     cuts = zip(pairwise(ends), widths, strict=True)
     return [flat[start:stop].reshape(height, width) for (start, stop), width in cuts]
-
-
-def _unit_lower(triangles: np.ndarray) -> np.ndarray:
-    """Return the lower one of two triangles in one matrix, with ones on its diagonal."""
-    return np.tril(triangles, -1) + np.eye(len(triangles), dtype=triangles.dtype)
 
 
 def _parity(order: np.ndarray) -> int:

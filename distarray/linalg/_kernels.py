@@ -107,27 +107,31 @@ def subtract_product(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         _call(gemm, *letters, *sizes, minus, b, b_distance, a, a_distance, one, x, distance)
 
 
-def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
-    """Put the solution of `triangle @ y = x` into `x`.
+def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool = False) -> None:
+    """Put the solution of `triangle @ y = x` into `x`, where `unit` with ones on the diagonal.
 
+    Nothing else of `triangle` is looked at, so that two may lie in one matrix.
     Without SciPy it is made of small solutions and products. No triangle is inverted, so that all
     is backward stable (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 8).
     """
     size, quick = len(triangle), _scipy("quick trsm", x.dtype)
     if quick is not None and 0 < size <= 2 * LEAF and x.size and x.flags.carray:
-        quick(1, triangle.T, x.T, side=1, lower=not lower, overwrite_b=True)
+        quick(1, triangle.T, x.T, side=1, lower=not lower, diag=unit, overwrite_b=True)
         return
     starts = range(0, size, LEAF)
     for start in starts if lower else reversed(starts):
         leaf = slice(start, min(start + LEAF, size))
         done = slice(0, start) if lower else slice(leaf.stop, size)
         subtract_product(x[leaf], triangle[leaf, done], x[done])
-        _solve_leaf(triangle[leaf, leaf], x[leaf], lower)
+        _solve_leaf(triangle[leaf, leaf], x[leaf], lower, unit)
 
 
-def _solve_leaf(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
+def _solve_leaf(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool) -> None:
     trsm = _scipy("trsm", x.dtype)
     if trsm is None or triangle.dtype != x.dtype:
+        triangle = np.tril(triangle) if lower else np.triu(triangle)
+        if unit:
+            np.fill_diagonal(triangle, 1)
         try:
             x[...] = np.linalg.solve(triangle, x)
         except np.linalg.LinAlgError:  # NaN or what underflows makes a pivot 0: in one process
@@ -137,7 +141,7 @@ def _solve_leaf(triangle: np.ndarray, x: np.ndarray, lower: bool) -> None:
         letter, distance, triangle = _as_fortran(triangle)
         side, sizes = (b"R", x.T.shape) if x_letter == b"N" else (b"L", x.shape)
         half = b"U" if lower == (letter == b"N") else b"L"
-        letters = side, half, b"N" if letter == x_letter else b"T", b"N"
+        letters = side, half, b"N" if letter == x_letter else b"T", b"U" if unit else b"N"
         one = _bytes_of(1, x.dtype)
         _call(trsm, *letters, *sizes, one, triangle, distance, solved, x_distance)
         if solved is not x:
@@ -173,9 +177,8 @@ def eliminate_panel(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         panel[start + moved] = panel[rows[moved]]
         order[start:] = order[rows]
         panel[start:, start:stop] = leaf.T
-        lower = np.tril(panel[start:stop, start:stop], -1) + np.eye(stop - start, dtype=panel.dtype)
         rest = panel[start:stop, stop:]
-        solve_triangle(lower, rest, lower=True)
+        solve_triangle(panel[start:stop, start:stop], rest, lower=True, unit=True)
         panel[stop:, stop:] -= panel[stop:, start:stop] @ rest
     return panel, order
 

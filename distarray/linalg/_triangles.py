@@ -47,18 +47,14 @@ def _solve(a: np.ndarray, b: np.ndarray, *, lower: bool, unit_diagonal: bool) ->
     if not (a.size and b.size):
         return np.linalg.solve(a, b)  # which knows dtypes and shapes
     dtype = np.linalg.solve(*(np.empty((0, 1, 1), one.dtype) for one in (a, b))).dtype
-    triangles = (np.tril(a) if lower else np.triu(a)).astype(dtype, copy=False)
-    diagonal = np.arange(a.shape[-1])
-    if unit_diagonal:
-        triangles[..., diagonal, diagonal] = 1
-    if not triangles[..., diagonal, diagonal].all():
+    if not (unit_diagonal or a.diagonal(axis1=-2, axis2=-1).all()):
         raise np.linalg.LinAlgError("Singular matrix")
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     x = np.array(np.broadcast_to(b, (*batch, *b.shape[-2:])), dtype)
-    triangles = np.broadcast_to(triangles, (*batch, *a.shape[-2:]))
+    triangles = np.broadcast_to(a.astype(dtype, copy=False), (*batch, *a.shape[-2:]))
     with np.errstate(all="ignore"):  # as in LAPACK
         for at in np.ndindex(batch):
-            solve_triangle(triangles[at], x[at], lower)
+            solve_triangle(triangles[at], x[at], lower, unit_diagonal)
     return x
 
 
@@ -125,7 +121,7 @@ def _substitute(grid: Grid, tiles: np.ndarray, right: np.ndarray, lower: bool) -
         if start < stop:
             solved[...] = right[start:stop]
             corner = panel[: stop - start] if lower else panel[start:]
-            solve_triangle(np.tril(corner) if lower else np.triu(corner), solved, lower)
+            solve_triangle(corner, solved, lower)
             right[start:stop] = solved
         grid.down.broadcast(solved, k % grid.rows)
         rest, panel = (
