@@ -23,8 +23,9 @@ from distarray.ops import REPLICATED_BYTES
 from distarray.redistribute import redistribute_local
 
 WHOLE_BYTES: Final = 8 << 20
-"""A matrix up to this size is factorized on every process. Not measured: a process can spare that
-memory, and tiles of fewer rows would hardly be shared out evenly."""
+"""A matrix up to this size is factorized on every process. Measured on two ranks of Zen 4, float64:
+of 896 rows, tiles take `solve`, `qr`, `cholesky` and `inv` 1.2, 1.2, 1.0 and 0.7 times as long; of
+1024 rows, which is this size, 0.8, 0.7, 0.6 and 0.6 times."""
 
 COLLECTED_BYTES: Final = REPLICATED_BYTES
 """A matrix up to this size is collected for its eigenvalues or singular values: one process finds
