@@ -268,22 +268,30 @@ def _powers(*exponents: Buffer) -> Any:
     return exponents
 
 
+@np.errstate(all="ignore")  # rounded to float32, items may be zero, or infinite beside such
 def _head(x: Buffer, largest: Buffer, bits: int, dtype: Any) -> Buffer:
     """Return the first bits of magnitudes, cut off.
 
-    In rows or columns of zeros all are half as large as can be, in those with what is not finite
+    Those in float32 are rounded to it first, which what `_look` allows leaves room for. In rows or columns of zeros all are half as large as can be, in those with what is not finite
     NaN.
     """
     library = _backend.namespace_of(x)
     out = _memory.empty(x.shape, dtype, _backend.device_of(x))
-    (power,) = _powers(bits - _exponents_of(largest))
+    exponents = bits - _exponents_of(largest)
+    is_narrow = out.dtype == np.float32 and bool((abs(exponents) < 100).all())
+    (power,) = (library.ldexp(np.float32(1), exponents),) if is_narrow else _powers(exponents)
     is_special = (largest == 0) | ~library.isfinite(largest)
     special = library.where(largest == 0, 2.0 ** (bits - 1), np.nan)
     has_special = bool(is_special.any())
     spare = _spare(x)
     for box, alike in _boxes(x.shape, largest):
-        scaled = _scale(x[box], _as_piece(spare, x[box]), power[alike])
-        out[box] = library.floor(library.absolute(scaled, out=scaled), out=scaled)
+        some = out[box]
+        if is_narrow:
+            some[...] = x[box]
+            library.multiply(some, power[alike], out=some)
+        else:
+            some[...] = _scale(x[box], _as_piece(spare, x[box]), power[alike])
+        library.floor(library.absolute(some, out=some), out=some)
         if has_special:
             out[box] = library.where(is_special[alike], special[alike], out[box])
     return out
@@ -337,10 +345,13 @@ def _cut(x: Buffer, exponents: Buffer, chains: tuple[tuple[int, ...], ...]) -> A
     return out if len(out) > 1 else out[0]
 
 
-def _add_terms(rows: Buffer, columns: Buffer, *terms: Buffer, dtype: Any) -> Buffer:
+def _add_terms(
+    rows: Buffer, columns: Buffer, *terms: Buffer, dtype: Any, out: Buffer | None = None
+) -> Buffer:
     """Return the sum of terms, the smallest first, times powers of two."""
     shape, on = terms[0].shape, _backend.device_of(terms[0])
-    out = _memory.empty(shape, dtype, on)
+    if out is None or out.dtype != dtype:
+        out = _memory.empty(shape, dtype, on)
     rows, columns = _powers(rows, columns)
     spare = None if out.dtype == np.float64 else _spare(out)
     for (box, down), (_, across) in zip(_boxes(shape, rows), _boxes(shape, columns), strict=True):
@@ -666,7 +677,7 @@ def _multiply_blocks(x1: Buffer, x2: Buffer, look: _Look, dtype: Any) -> Buffer:
     spare = _memory.empty(total.shape, total.dtype) if len(terms) > 1 else None
     for left, right in terms[1:]:
         total += np.matmul(left, right, out=spare)
-    return _add_terms(*exponents, total, dtype=dtype)
+    return _add_terms(*exponents, total, dtype=dtype, out=total)
 
 
 def _multiply(x1: Buffer, x2: Buffer) -> Buffer:

@@ -258,6 +258,7 @@ def test_products_of_other_dtypes_agree_with_numpy(dtype: str) -> None:
 def test_items_that_are_not_finite_are_where_numpy_has_them() -> None:
     a = LEFT.copy()
     a[0, 0], a[1, 1] = np.inf, np.nan
+    a[0, 1] = 1e300  # which float32 cannot hold
 
     def multiply(x: Any, y: Any) -> Any:
         with np.errstate(invalid="ignore"):  # the BLAS of some processors tells of inf - inf
@@ -270,6 +271,17 @@ def test_items_that_are_not_finite_are_where_numpy_has_them() -> None:
     np.testing.assert_array_equal(result[~finite], expected[~finite])
     clean = of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), LEFT, RIGHT)
     np.testing.assert_array_equal(result[finite], clean[finite])
+
+
+def test_items_that_float32_cannot_hold_raise_nothing() -> None:
+    a = LEFT.copy()
+    a[0, 0] = 1e-60
+
+    def multiply(x: Any, y: Any) -> Any:
+        with np.errstate(all="raise"):
+            return da.matmul(x, y, reproducible=True)
+
+    np.testing.assert_allclose(of_all_layouts(multiply, a, RIGHT), a @ RIGHT, 1e-13, 1e-13)
 
 
 def test_stacks_and_vectors_are_multiplied() -> None:
