@@ -259,15 +259,18 @@ def test_products_are_subtracted_where_matrices_lie(shape: tuple[int, ...], dtyp
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("lower", [True, False])
-def test_triangles_are_solved_in_place(lower: bool) -> None:
+def test_triangles_are_solved_in_place(lower: bool, unit: bool) -> None:
     rng = np.random.default_rng(0)
     full = rng.normal(size=(9, 9)) + 1j * rng.normal(size=(9, 9)) + 5 * np.eye(9)
-    triangle = np.tril(full) if lower else np.triu(full)
+    triangle = np.tril(full, -unit) if lower else np.triu(full, unit)
+    beside = np.where(triangle == 0, np.nan, triangle)  # what is not looked at
+    triangle += np.eye(9) * unit
     for columns, *lies in product((9, 4, 1, 0), LIE, LIE):
-        x, given = map(cut_out, (full[:, :columns], triangle), lies)
+        x, given = map(cut_out, (full[:, :columns], beside), lies)
         expected, whole = np.linalg.solve(triangle, x), x.base
-        _kernels.solve_triangle(given, x, lower)
+        _kernels.solve_triangle(given, x, lower, unit)
         np.testing.assert_allclose(x, expected, atol=1e-13)
         x[...] = 7
         assert (whole == 7).all()

@@ -29,6 +29,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, floor, frexp, inf, isnan, ldexp, prod
+from types import EllipsisType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -60,7 +61,7 @@ Product = Callable[[Any, Any], Any]
 Fits = Callable[[Any, Any], Layout | None]
 Agree = Callable[[list[float]], list[float]]
 
-Box: TypeAlias = tuple[slice, ...]
+Box: TypeAlias = tuple[slice | EllipsisType, ...]
 Slices: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 """Of each slice of the left operand the last bit, and last bits of the right one's slices that it
 meets; bits are counted from the largest item of a row or column, which is below 1."""
@@ -233,8 +234,10 @@ _largest = reduction(
 
 def _boxes(shape: Shape, largest: Buffer) -> Iterator[tuple[Box, Box]]:
     """Yield pieces of a block, and of what is the same along its rows or columns."""
-    left = _PIECE if _backend.is_numpy(largest) else prod(shape)
-    steps = []
+    if prod(shape) <= _PIECE or not _backend.is_numpy(largest):
+        yield (...,), (...,)
+        return
+    left, steps = _PIECE, []
     for n in reversed(shape):
         steps.append(max(1, min(n, left)))
         left //= steps[-1]
