@@ -275,8 +275,8 @@ def _powers(*exponents: Buffer) -> Any:
 def _head(x: Buffer, largest: Buffer, bits: int, dtype: Any) -> Buffer:
     """Return the first bits of magnitudes, cut off.
 
-    Those in float32 are rounded to it first, which what `_look` allows leaves room for. In rows or columns of zeros all are half as large as can be, in those with what is not finite
-    NaN.
+    Those in float32 are rounded to it first, which what `_look` allows leaves room for. In rows or
+    columns of zeros all are half as large as can be, in those with what is not finite NaN.
     """
     library = _backend.namespace_of(x)
     out = _memory.empty(x.shape, dtype, _backend.device_of(x))
