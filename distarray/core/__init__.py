@@ -117,6 +117,7 @@ from distarray.core.families._instead import INSTEAD
 from distarray.core.families._moments import (
     Moments,
     merge,
+    merge_all,
     moments,
     moments_beside_nan,
     state_dtype,

@@ -14,15 +14,16 @@ from distarray.core._base import BaseArray
 from distarray.core._spec import Layouts, Move, Panels, Rule, Spec
 from distarray.errors import ArgumentTypeError
 from distarray.layout import DimMap, Layout
-from distarray.typing import Box, Buffer, Shape
+from distarray.typing import Buffer, Shape
 
 if TYPE_CHECKING:
     from distarray.core.engine._pipeline import Step
 
 State = tuple[Buffer, ...]
 """What one block contributes to an exchange: arrays with its exchanged axes of length 1."""
-States = Sequence[tuple[State, Box]]
-"""The states of the blocks that are not empty, in rank order, and where these lie."""
+States = tuple[Buffer, ...]
+"""For each array of a state those of all blocks that have items, in rank order along a new first
+axis; `Step.boxes` says where these blocks lie."""
 
 
 class Call(NamedTuple):

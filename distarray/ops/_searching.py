@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from itertools import accumulate
-from operator import gt, lt, mul
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,7 @@ from distarray.layout import normalize_axes, normalize_axis
 from distarray.ops.elementwise import _rounding as rounding
 from distarray.ops.indexing._places import nonzero
 from distarray.ops.statistical._reductions import replace_nan
-from distarray.typing import Buffer
+from distarray.typing import Buffer, Shape
 
 _INDEX = np.dtype(np.int64)
 
@@ -59,6 +57,11 @@ def _place_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
     return (dtype.newbyteorder("="), _INDEX), _INDEX
 
 
+def _strides(shape: Shape) -> list[int]:
+    """Return by how much the flat index grows along each axis."""
+    return [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
 def _first(step: Step) -> Callable[[Buffer], State]:
     """Return the function that gives value and global index of a block's first extreme."""
     source, place = step.sources[0], step.op.local
@@ -66,7 +69,7 @@ def _first(step: Step) -> Callable[[Buffer], State]:
     box = source.local_box()
     assert box is not None  # only processes of the mesh have items
     grid = np.ogrid[tuple([slice(stop - start) for start, stop in box])]
-    places = [*accumulate(reversed(source.shape[1:]), mul, initial=1)][::-1]
+    places = _strides(source.shape)
     shape = (1,) * source.ndim
 
     def along(block: Buffer) -> State:
@@ -86,29 +89,26 @@ def _first(step: Step) -> Callable[[Buffer], State]:
 
 def _first_of_all(step: Step) -> Callable[..., Any]:
     """Return the second step: the best value, and of equal ones the lowest index."""
-    is_ahead = gt if step.op.local is np.argmax else lt
-    kind = step.call.dtypes[0].kind
-    may_miss = kind in "fcmM"
+    source, place = step.sources[0], step.op.local
+    axes = normalize_axes(step.call.static[0], source.ndim)
+    lengths = _strides(source.shape)
+    if len(axes) == 1:  # along which the index counts
+        lengths = [int(axis == axes[0]) for axis in range(source.ndim)]
+    corners = np.reshape(step.boxes, (len(step.boxes), source.ndim, 2))
+    first, last = np.dot(corners[..., 0], lengths), np.dot(corners[..., 1] - 1, lengths)
+    # Of blocks that lie one after another the first of equal values has the lowest index.
+    in_order = bool((last[:-1] < first[1:]).all())
 
     def index(states: States, _: Buffer) -> Any:
-        pairs: list[Any] = [state[:2] for state, _ in states]
-        shape, is_one = pairs[0][1].shape, pairs[0][1].size == 1
-        if is_one:  # of scalars all takes less than half of the time
-            pairs = [(value.reshape(1)[0], place.reshape(1)[0]) for value, place in pairs]
-        (best, first), *others = pairs
-        for value, place in others:
-            is_earlier = place < first
-            with np.errstate(invalid="ignore") if kind == "c" else nullcontext():  # NaN in arrays
-                wins = is_ahead(value, best)
-            wins = wins | (is_earlier & (value == best))
-            if may_miss:  # NaN comes first; parts of complex ones compare as numbers
-                wins &= best == best
-                wins |= (value != value) & (is_earlier | (best == best))
-            if not is_one:
-                best, first = np.where(wins, value, best), np.where(wins, place, first)
-            elif wins:
-                best, first = value, place
-        return first.reshape(shape)
+        values, places = [part.reshape(len(part), -1) for part in states[:2]]
+        if len(values) == 1:
+            return places[0]
+        found = place(values, axis=0), np.arange(values.shape[1])
+        if in_order:
+            return places[found]
+        best = values[found]
+        ties = (values == best) | ((values != values) & (best != best))  # or all are NaN
+        return np.where(ties, places, np.iinfo(_INDEX).max).min(axis=0)
 
     return index
 
@@ -143,14 +143,13 @@ def _first_of_all_beside_nan(step: Step) -> Callable[..., Any]:
 
     def found(states: States, block: Buffer) -> Any:
         def check() -> None:
-            is_missing = [missing for (_, _, missing), _ in states]
-            if np.logical_and.reduce(is_missing).any():
+            if np.logical_and.reduce(states[2]).any():
                 raise ArgumentError(
                     f"{step.op.name}: All-NaN slice encountered; there is no item to find"
                 )
 
         call_on_all(step.output.mesh, step.op.name, check)
-        return index([(state[:2], box) for state, box in states], block)
+        return index(states, block)
 
     return found
 

@@ -223,6 +223,8 @@ class Step:
         Layouts of the operands that are arrays, once they have moved.
     partial, output
         Layout of what the local step gives, and of the result.
+    boxes
+        Of the blocks whose states the second local step gets.
     bring
         What brings blocks to the layouts that they must have.
     total, adds, result
@@ -250,6 +252,7 @@ class Step:
 
     __slots__ = (
         "adds",
+        "boxes",
         "bring",
         "call",
         "is_fresh",
@@ -470,7 +473,9 @@ class Step:
         """Return the function that exchanges states between the first and the second local step."""
         op, refuses = self.op, self.refuses
         assert op.finish is not None
-        exchange, finish = _Exchange(self), op.finish(self)
+        exchange = _Exchange(self)
+        self.boxes = exchange.boxes
+        finish = op.finish(self)
         assert isinstance(self.spec, Spec)
         has_prefix = self.spec.prefix is not None
         mesh: Any = self.output.mesh
@@ -561,10 +566,10 @@ class _Exchange:
 
     Attributes
     ----------
-    box
-        Of this rank's block.
+    boxes
+        Of the blocks whose states are given: those with items, or this rank's.
     has_items
-        Whether it has any.
+        Whether this rank's block has any.
     is_alone
         Nobody else has a part of this block's lines.
     shares
@@ -587,8 +592,8 @@ class _Exchange:
         self._communicator: Communicator | None = None
         if cutting and mesh.communicator(cutting).size > 1:
             self._communicator = mesh.communicator(cutting)
-        self._boxes = _boxes_along(source, cutting)
-        self._filled = [i for i, box in enumerate(self._boxes) if boxes.volume(box)]
+        everyone = _boxes_along(source, cutting)
+        self._filled = [i for i, box in enumerate(everyone) if boxes.volume(box)]
         blocks, _, lines = _extents(source, step.spec)
         nbytes = blocks * lines * sum(dtype.itemsize for dtype in step.total)
         self.shares = (
@@ -599,7 +604,11 @@ class _Exchange:
         )
         own = source.local_box()
         assert own is not None  # only processes of the mesh exchange
-        self.box: Box = own
+        self.boxes: Sequence[Box] = [own]
+        if self._communicator is not None and self._filled:
+            self.boxes = [everyone[i] for i in self._filled]
+        self._is_full = len(self._filled) == len(everyone)
+        self._places: list[Any] | None = None
         self.has_items = boxes.volume(own) > 0
         shape = tuple(1 if i in axes else n for i, n in enumerate(source.local_shape()))
         if self._communicator is not None:
@@ -612,12 +621,13 @@ class _Exchange:
     def __call__(self, state: State) -> States:
         """Return the states of all blocks that have items, or else one of nothing."""
         if self._communicator is None:
-            return [(state, self.box)]
+            return tuple([part[np.newaxis] for part in state])
         get = self._scatter if self.shares else self._gather
         states = get(self._communicator, state)
-        if not self._filled:  # nor has this part of the result
-            return [(states[0], self.box)]
-        return [(states[i], self._boxes[i]) for i in self._filled]
+        if self._is_full:
+            return states
+        # Where no block has items, nor has this part of the result.
+        return tuple([part[self._filled] if self._filled else part[:1] for part in states])
 
     def fold_before(self, state: State) -> np.ndarray | None:
         """Return what the states of the blocks before this one come to; None of none."""
@@ -634,27 +644,37 @@ class _Exchange:
         assert self._communicator is not None  # else there are no parts
         return gather_parts(self._communicator, part, self._counts, self._token, self._step)
 
-    def _scatter(self, comm: Communicator, state: State) -> list[State]:
+    def _scatter(self, comm: Communicator, state: State) -> States:
         """Return this rank's part of the states of all ranks."""
-        parts = [
-            scatter_states(comm, part.reshape(-1), self._counts, self._token, self._step)
-            for part in state
-        ]
-        return list(zip(*parts, strict=True))
+        return tuple(
+            [
+                scatter_states(comm, part.reshape(-1), self._counts, self._token, self._step)
+                for part in state
+            ]
+        )
 
-    def _gather(self, comm: Communicator, state: State) -> list[State]:
+    def _gather(self, comm: Communicator, state: State) -> States:
         """Return the states of all ranks, once they agree on what these are of."""
         mine = b"".join([part.tobytes() for part in state])
         everyone = join_states(comm, mine, self._token, self._step)
+        if self._places is None:
+            starts = accumulate([part.nbytes for part in state], initial=0)
+            self._places = [
+                ((comm.size, *part.shape), part.dtype, start, (len(mine), *_strides(part)))
+                for part, start in zip(state, starts, strict=False)
+            ]
         # Looked at where they lie, which for small states takes half of the time of `view`.
-        start, states = 0, []
-        for _ in range(comm.size):
-            found = []
-            for part in state:
-                found.append(np.ndarray(part.shape, part.dtype, everyone, start))
-                start += part.nbytes
-            states.append(tuple(found))
-        return states
+        return tuple(
+            [
+                np.ndarray(shape, dtype, everyone, start, strides)
+                for shape, dtype, start, strides in self._places
+            ]
+        )
+
+
+def _strides(part: Buffer) -> tuple[int, ...]:
+    """Return the strides of an array in C order."""
+    return tuple([prod(part.shape[axis + 1 :]) * part.itemsize for axis in range(part.ndim)])
 
 
 def unknown_shape(step: Step) -> MeshError:

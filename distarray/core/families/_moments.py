@@ -44,8 +44,9 @@ class Moments(NamedTuple):
     def around(self, mean: Any) -> Moments:
         """Return the moments about another mean."""
         shift = self.mean - mean
-        m2 = self.m2 + self.count * _square(shift) + 2 * _product(shift, self.rest)
-        return Moments(self.count, mean, m2, self.rest + self.count * shift)
+        moved = self.count * shift
+        m2 = self.m2 + _product(shift, moved + self.rest + self.rest)
+        return Moments(self.count, mean, m2, self.rest + moved)
 
 
 def merge(a: Moments, b: Moments) -> Moments:
@@ -56,6 +57,14 @@ def merge(a: Moments, b: Moments) -> Moments:
     mean = a.mean + (b.mean - a.mean) * (b.count / count)
     a, b = a.around(mean), b.around(mean)
     return Moments(count, mean, a.m2 + b.m2, a.rest + b.rest)
+
+
+def merge_all(count: Any, state: Moments) -> Moments:
+    """Return the moments of the union of sets, whose moments lie along the first axis."""
+    mean = np.add.reduce(state.mean * (state.count / count)).astype(state.mean.dtype)
+    _, _, m2, rest = state.around(mean)
+    m2, rest = np.add.reduce(m2), np.add.reduce(rest)
+    return Moments(count, mean, m2.astype(state.m2.dtype), rest.astype(mean.dtype))
 
 
 def _square(x: Any) -> Any:
@@ -181,15 +190,13 @@ def _line(flat: Buffer, dtype: Any) -> Moments:
     if flat.size <= length:
         return Moments(flat.size, *_piece(flat, dtype, scratch))
     pieces = [flat[start : start + length] for start in range(0, flat.size, length)]
-    counts = np.array([piece.size for piece in pieces])
-    means = np.empty(len(pieces), dtype)
-    squares, rests = np.empty(len(pieces), scratch.real.dtype), np.empty(len(pieces), dtype)
+    shape = len(pieces), 1
+    counts = np.reshape([piece.size for piece in pieces], shape)
+    means, squares = np.empty(shape, dtype), np.empty(shape, scratch.real.dtype)
+    rests = np.empty(shape, dtype)
     for i, piece in enumerate(pieces):
         means[i], squares[i], rests[i] = _piece(piece, dtype, scratch[: piece.size])
-    total = np.add.reduce(means * (counts / flat.size), keepdims=True).astype(dtype)
-    found = Moments(counts, means, squares, rests).around(total)
-    m2, rest = (np.add.reduce(part, keepdims=True) for part in (found.m2, found.rest))
-    return Moments(flat.size, total, m2.astype(squares.dtype), rest.astype(dtype))
+    return merge_all(flat.size, Moments(counts, means, squares, rests))
 
 
 def _piece(piece: Buffer, dtype: Any, scratch: Buffer) -> tuple[Any, Any, Any]:

@@ -579,7 +579,7 @@ def _merge_states(
         def merge(states: States, *_: Buffer) -> Any:
             result = nothing
             if result is None:
-                result = functools.reduce(combine, [part for (part,), _ in states])
+                result = functools.reduce(combine, states[0])
             return result if last is None else last(result)
 
         return merge

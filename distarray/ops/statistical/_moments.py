@@ -33,6 +33,7 @@ from distarray.core import (
     join_arrays,
     loop_dtype,
     merge,
+    merge_all,
     moments,
     moments_beside_nan,
     normalize_dtype,
@@ -239,8 +240,7 @@ def _quotient_of_all(step: Step) -> Callable[..., Any]:
     result = step.result
 
     def quotient(states: States, _: Buffer) -> Any:
-        total = functools.reduce(np.add, [part for (part, _), _ in states])
-        count = functools.reduce(np.add, [part for (_, part), _ in states])
+        total, count = map(np.add.reduce, states)
         if not count.all():
             warn("Mean of empty slice", RuntimeWarning)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -378,21 +378,18 @@ def _variance_of_all(step: Step) -> Callable[..., Any]:
     axes = normalize_axes(axis, step.sources[0].ndim)
     count = count_reduced(step.sources[0].shape, axes)
     divisor = max(count - correction, 0)
-    of_box = functools.cache(lambda box: count_reduced(boxes.shape(box), axes))
-    result = step.result
+    counts = [count_reduced(boxes.shape(box), axes) for box in step.boxes]
+    result, squares = step.result, step.total[1]
 
     def variance(states: States, _: Buffer) -> Any:
-        m2 = states[0][0][1]
-        if len(states) > 1:
-            counts = [of_box(box) for _, box in states]
-            parts = [state for state, _ in states]
-            if m2.size == 1:  # scalars take a tenth of the time of arrays
-                first = (0,) * m2.ndim  # of a part of many states, which is flat, one
-                parts = [tuple([part[first] for part in state]) for state in parts]
-            found = [Moments(n, *part) for n, part in zip(counts, parts, strict=True)]
-            m2 = functools.reduce(merge, found).m2.reshape(m2.shape)
+        m2 = states[1][0]
+        if len(counts) > 1:
+            parts: Any = states
+            if m2.size == 1:  # scalars take a quarter of the time of arrays
+                parts = [part.reshape(-1) for part in states]
+            m2 = functools.reduce(merge, map(Moments, counts, *parts)).m2.reshape(m2.shape)
         if divisor:
-            return (m2 / m2.dtype.type(divisor)).astype(result, copy=False)
+            return (m2 / squares.type(divisor)).astype(result, copy=False)
         warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
         with np.errstate(divide="ignore", invalid="ignore"):
             varied = (m2 if count else m2 * np.nan) / m2.dtype.type(0)
@@ -442,18 +439,16 @@ def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
     def state_of_all(block: Buffer) -> State:
         if not _backend.is_numpy(block):
             return state(block)
-        total = functools.reduce(_merge_counted, moments_beside_nan(block, dtype))
+        total = _merge_counted(*map(np.array, zip(*moments_beside_nan(block, dtype), strict=True)))
         return tuple(np.full((1,) * block.ndim, part) for part in total)
 
     return state_of_all if len(axes) == step.sources[0].ndim else state
 
 
-def _merge_counted(a: State, b: State) -> State:
-    """Merge as `merge` does; the mean of no items is 0."""
-    m, n = a[0], b[0]
-    mean = a[1] + (b[1] - a[1]) * (n / np.maximum(m + n, 1)).astype(a[2].dtype)
-    one, other = (Moments(k.astype(s.dtype), x, s, r).around(mean) for k, x, s, r in (a, b))
-    return m + n, mean, one.m2 + other.m2, one.rest + other.rest
+def _merge_counted(counts: Buffer, *state: Buffer) -> State:
+    """Return the state of the union of sets, along the first axis; the mean of no items is 0."""
+    count = np.add.reduce(counts)
+    return count, *merge_all(np.maximum(count, 1), Moments(counts, *state))[1:]
 
 
 def _variance_beside_nan(step: Step) -> Callable[..., Any]:
@@ -462,7 +457,7 @@ def _variance_beside_nan(step: Step) -> Callable[..., Any]:
 
     def variance(states: States, _: Buffer) -> Any:
         with np.errstate(divide="ignore", invalid="ignore"):
-            count, _, square, _ = functools.reduce(_merge_counted, [state for state, _ in states])
+            count, _, square, _ = _merge_counted(*states)
             divisor = count - float(correction)
             if (divisor <= 0).any():
                 warn("Degrees of freedom <= 0 for slice.", RuntimeWarning)
@@ -680,6 +675,18 @@ def _spread(name: str) -> Callable[..., Any]:
         correction: Any = ABSENT,
         reproducible: bool = False,
     ) -> Any:
+        if (
+            isinstance(x, BaseArray)
+            and dtype is out is None
+            and where is True
+            and mean is correction is ABSENT
+            and keepdims.__class__ is reproducible.__class__ is bool
+            and not reproducible
+            and isinstance(ddof, int)
+        ):
+            row = _nan_variance if ignores and x.dtype.kind in "fc" else _variance
+            result = run_one(row, x, (axis_key(axis, x.ndim), ddof, keepdims))
+            return _root(result) if is_root else result
         check_out(name, x, out)
         result = _compute_variance(
             name, x, axis, dtype, out, ddof, keepdims, where, mean, correction, reproducible

@@ -102,7 +102,7 @@ def round_states(
         return _join(sum_exactly(items(*blocks), axes, _part(result)), parts, result)
 
     def round_all(states: States, *_: Buffer) -> Any:
-        words = [state.reshape(-1).view(np.int64).reshape(-1, WORDS) for (state,), _ in states]
+        words = [state.reshape(-1).view(np.int64).reshape(-1, WORDS) for state in states[0]]
         if len(words[0]) <= _KEPT:
             sums = round_sums(np.add.reduce(words), _part(result))
         else:
@@ -110,7 +110,7 @@ def round_states(
             for start in range(0, len(sums), _KEPT):
                 some = [own[start : start + _KEPT] for own in words]
                 sums[start : start + _KEPT] = round_sums(np.add.reduce(some), _part(result))
-        shape = states[0][0][0].shape
+        shape = states[0].shape[1:]
         return _join(
             sums.reshape(*shape, parts) if parts > 1 else sums.reshape(shape), parts, result
         )

@@ -258,7 +258,9 @@ def _bind_slices(step: Step) -> Callable[..., Any]:
             return np.empty(shape, result)
         reduced = local(block, own, axis, result)
         following = [
-            (box[axis][0], piece) for (piece,), box in states if high <= box[axis][0] < end
+            (box[axis][0], piece)
+            for piece, box in zip(states[0], step.boxes, strict=True)
+            if high <= box[axis][0] < end
         ]
         where = (*before_axis, slice(-1, None))
         for _, piece in sorted(following, key=lambda one: one[0]):
