@@ -87,8 +87,8 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     *functions
         Passed to the local step before the blocks: what has no hash.
     """
-    if operands and not functions and not open_traces and op.check is None:
-        found = _run_distributed(op, operands, static)
+    if operands and not open_traces and op.check is None:
+        found = _run_distributed(op, operands, static, functions)
         if found is not None:
             return found
     operands = normalize_operands(op.name, operands, op.takes_objects)
@@ -115,7 +115,6 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)
     if not step.still:
-        # Functions of users write into what they get, perhaps.
         blocks = step.move(blocks, blocks if functions else operands, step.bring)
         if step.outside and op.plain is not None:  # numbers that dtypes cannot hold
             stand_ins = [stand_in(getattr(x, "dtype", x)) for x in operands]
@@ -127,7 +126,9 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     return wrapped(first, step, block)
 
 
-def _run_distributed(op: Op, operands: Sequence[Any], static: Any) -> Any:
+def _run_distributed(
+    op: Op, operands: Sequence[Any], static: Any, functions: tuple[Any, ...]
+) -> Any:
     """Return the result for operands that are all distributed, with processes; None for others."""
     key, blocks = [op, static], []
     for x in operands:
@@ -140,8 +141,9 @@ def _run_distributed(op: Op, operands: Sequence[Any], static: Any) -> Any:
     if step.outside:
         return None
     if not step.still:
-        blocks = step.move(blocks, operands, step.bring)
-    return wrapped(operands[0], step, step.run(*blocks))
+        # Functions of users write into what they get, perhaps.
+        blocks = step.move(blocks, blocks if functions else operands, step.bring)
+    return wrapped(operands[0], step, step.run(*functions, *blocks))
 
 
 def wrapped(like: BaseArray, step: Step, block: Any) -> Any:

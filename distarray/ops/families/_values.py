@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,18 +86,26 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-@contextmanager
-def errors_of_numpy(name: str) -> Iterator[None]:
-    """Raise as ours what NumPy says of arguments that all processes have alike."""
-    try:
-        yield
-    except DistArrayError:
-        raise
-    except np.exceptions.AxisError as error:
-        raise AxisError(f"{name}: {error}") from error
-    except IndexError as error:
-        raise IndexingError(f"{name}: {error}") from error
-    except (ValueError, OverflowError) as error:
-        raise refusal(error)(f"{name}: {error}") from error
-    except TypeError as error:
-        raise ArgumentTypeError(f"{name}: {error}") from error
+class ErrorsOfNumPy:
+    """Raises as ours what NumPy says in this context of arguments that all processes have alike."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
+        if error is None or isinstance(error, DistArrayError):
+            return
+        text = f"{self._name}: {error}"
+        if isinstance(error, np.exceptions.AxisError):
+            raise AxisError(text) from error
+        if isinstance(error, IndexError):
+            raise IndexingError(text) from error
+        if isinstance(error, ValueError | OverflowError):
+            raise refusal(error)(text) from error
+        if isinstance(error, TypeError):
+            raise ArgumentTypeError(text) from error

@@ -28,7 +28,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Shard
-from distarray.ops.families._values import check_one_mesh, errors_of_numpy, on_host, read_values
+from distarray.ops.families._values import ErrorsOfNumPy, check_one_mesh, on_host, read_values
 from distarray.ops.indexing._items import getitem
 from distarray.ops.sorting._block_sort import argsort_block
 from distarray.ops.sorting._multiselection import ranks_of
@@ -258,5 +258,5 @@ def _in_order(x: Any, sorter: Any) -> Any:
         return getitem(x, sorter)
     if isinstance(sorter, BaseArray):
         sorter = read_values("searchsorted", sorter)
-    with errors_of_numpy("searchsorted"):
+    with ErrorsOfNumPy("searchsorted"):
         return x[sorter]

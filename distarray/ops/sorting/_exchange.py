@@ -158,10 +158,9 @@ def gather_lines(
     for received in gather_blocks(comm, own, most, token, what):
         length, start = len(received) // sum(widths), 0
         for found, one, width in zip(lines, parts, widths, strict=True):
-            stop = start + length * width
             shape = (count, length, *one.shape[2:])
-            found.append(received[start:stop].view(one.dtype).reshape(shape))
-            start = stop
+            found.append(np.ndarray(shape, one.dtype, received, start))
+            start += length * width
     # `np.concatenate` would change another byte order.
     return [np.concatenate(found, axis=1, dtype=found[0].dtype) for found in lines]
 

@@ -34,8 +34,8 @@ from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import astype
 from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import (
+    ErrorsOfNumPy,
     check_one_mesh,
-    errors_of_numpy,
     give_values,
     on_host,
     read_values,
@@ -101,7 +101,7 @@ def _count_items(
 ) -> Any:
     """Return the sum of what a function counts in all blocks; it is tried on one item first."""
     tried = [np.zeros((1, *x.shape[1:]) if has_rows else 1, x.dtype) for x in operands]
-    with errors_of_numpy(name), np.errstate(all="ignore"):
+    with ErrorsOfNumPy(name), np.errstate(all="ignore"):
         found = np.asarray(function(*tried))
     combine = "any" if found.dtype == bool else "sum"
     return run(_count, operands, (found.shape, found.dtype, combine, has_rows), function)
@@ -139,7 +139,7 @@ def _limits(name: str, limits: Any) -> Any:
     """Return the argument `range`: two numbers, or None."""
     if limits is None:
         return None
-    with errors_of_numpy(name):
+    with ErrorsOfNumPy(name):
         first, last = _read(name, limits)
         np.isfinite([first, last])
     return first, last
@@ -166,23 +166,23 @@ def _find_edges(
         outer, number = _estimate(name, x, bins, limits)
     else:
         bins = normalize_operand(name, _read(name, bins))
-        with errors_of_numpy(name):
+        with ErrorsOfNumPy(name):
             checked = _bins.check_bins(name, bins)
         if not isinstance(checked, int):
             return checked, None, checked
         number = checked
         zero: Any = np.zeros((), x.dtype)[()]
         extent = (zero, zero) if limits is not None else _extent(name, x)
-        with errors_of_numpy(name):
+        with ErrorsOfNumPy(name):
             outer = _bins.outer_edges(x.size, *extent, limits)
-    with errors_of_numpy(name):
+    with ErrorsOfNumPy(name):
         return number, outer, _bins.equal_edges(number, outer, x.dtype)
 
 
 def _estimate(name: str, x: BaseArray, rule: str, limits: Any) -> tuple[Any, int]:
     """Return the outer edges and the number of bins that a rule gives."""
     low, high = _extent(name, x)
-    with errors_of_numpy(name):
+    with ErrorsOfNumPy(name):
         outer = _bins.outer_edges(x.size, low, high, limits)
     if limits is not None:
         inside = logic.logical_and(logic.greater_equal(x, outer[0]), logic.less_equal(x, outer[1]))
@@ -476,12 +476,12 @@ def _histogram_of_points(
     lows: Any = np.zeros(count, dtype)
     highs = lows
     size = coordinates[0].shape[0]
-    with errors_of_numpy(name):
+    with ErrorsOfNumPy(name):
         limits = None if limits is None else [_limits(name, one) for one in limits]
     if size and (limits is None or any(one is None for one in limits)):
         extents = [_ends(name, x, 0 if has_rows else None) for x in coordinates]
         lows, highs = (np.array(ends, dtype).reshape(-1) for ends in zip(*extents, strict=True))
-    with errors_of_numpy(name):
+    with ErrorsOfNumPy(name):
         edges = _bins.edges_of_dimensions(bins, limits, size, lows, highs)
 
     def count_points(*blocks: Buffer) -> np.ndarray:
@@ -680,7 +680,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
         raise ShapeError(f"digitize(bins=) of shape {bins.shape}: edges have one axis")
     if "c" in (x.dtype.kind, bins.dtype.kind):
         raise DTypeError(f"digitize of {x.dtype} in bins of {bins.dtype}: they must be real")
-    with errors_of_numpy("digitize"):
+    with ErrorsOfNumPy("digitize"):
         np.digitize(np.zeros(1, x.dtype), np.zeros(1, bins.dtype))
     check_one_mesh("digitize", x, bins)
     descends = _descends(bins)

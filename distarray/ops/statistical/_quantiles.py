@@ -44,8 +44,8 @@ from distarray.layout import Layout, normalize_axes
 from distarray.ops.elementwise._logic import less
 from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import (
+    ErrorsOfNumPy,
     check_one_mesh,
-    errors_of_numpy,
     give_values,
     on_host,
     read_values,
@@ -145,7 +145,7 @@ class _Quantiles:
         if found is None:
             extra = {"weights": np.ones(1)} if weighted else {}
             try:
-                with errors_of_numpy(self.name), np.errstate(all="ignore"):
+                with ErrorsOfNumPy(self.name), np.errstate(all="ignore"):
                     tried = self.of_lines(np.zeros(1, dtype), axis=0, keepdims=keepdims, **extra)
             except ArgumentTypeError as error:
                 raise DTypeError(f"{self.name} of {dtype}: {error}; convert with astype") from error
@@ -201,28 +201,33 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     if cutting and mesh.communicator(cutting).size > 1:
         comm = mesh.communicator(cutting)
         search = _Search(comm, dtype)
-    kept = [n for axis, n in enumerate(source.local_shape()) if axis not in axes]
-    nbytes = prod(kept) * prod([source.shape[a] for a in axes]) * step.call.dtypes[0].itemsize
+    local = source.local_shape()
+    kept = [axis for axis in range(source.ndim) if axis not in axes]
+    lines_shape = prod([local[a] for a in kept]), prod([local[a] for a in axes])
+    nbytes = lines_shape[0] * prod([source.shape[a] for a in axes]) * step.call.dtypes[0].itemsize
     gathers = 0 < nbytes <= GATHERED_BYTES  # alike among those that search together
     dtypes = [one.str for one in step.call.dtypes]
     number = token("quantile", source.fingerprint, axes, dtypes)
+
+    def lines_of(block: Buffer) -> Buffer:
+        return block.transpose(*kept, *axes).reshape(lines_shape)
 
     def compute(wanted: _Quantiles, *blocks: Buffer) -> Buffer:
         if not prod(shape):
             return np.empty(shape, dtype)
         if comm is not None and gathers and len(blocks) == 1:
-            part = _lines(blocks[0], axes)
-            (whole,) = gather_lines(comm, [part], nbytes, number, step)
-            with errors_of_numpy(wanted.name):
-                found = wanted.of_lines(whole, axis=1, keepdims=False)
+            (whole,) = gather_lines(comm, [lines_of(blocks[0])], nbytes, number, step)
+            if len(whole) == 1:
+                whole = whole[0]  # of which NumPy moves no axis
+            with ErrorsOfNumPy(wanted.name):
+                found = wanted.of_lines(whole, axis=-1, keepdims=False)
             return np.asarray(found, dtype).reshape(shape)
         if search is None:
             extra = {"weights": blocks[1]} if len(blocks) > 1 else {}
-            with errors_of_numpy(wanted.name):
+            with ErrorsOfNumPy(wanted.name):
                 found = wanted.of_lines(blocks[0], axis=axes, keepdims=keepdims, **extra)
             return np.asarray(found, dtype).reshape(shape)
-        lines = [_lines(block, axes) for block in blocks]
-        return search(wanted, *lines).reshape(shape)
+        return search(wanted, *map(lines_of, blocks)).reshape(shape)
 
     @on_host
     def compute_checked(wanted: _Quantiles, *blocks: Buffer) -> Buffer:
@@ -234,13 +239,6 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         return found[0]
 
     return compute_checked
-
-
-def _lines(block: Buffer, axes: Sequence[int]) -> Buffer:
-    """Return the items of each line along some axes."""
-    kept = [axis for axis in range(block.ndim) if axis not in axes]
-    moved = block.transpose(*kept, *axes)
-    return moved.reshape(prod(block.shape[a] for a in kept), prod(block.shape[a] for a in axes))
 
 
 _quantiles = Op(
@@ -407,7 +405,7 @@ def _run(
     if not a.size:
         nothing = np.empty(a.shape, a.dtype)
         extra = {} if weights is None else {"weights": np.empty(a.shape)}
-        with errors_of_numpy(name):
+        with ErrorsOfNumPy(name):
             found = wanted.of_lines(nothing, axis=axes, keepdims=keepdims, **extra)
         found = np.asarray(found)
         kept = a.ndim if keepdims else a.ndim - len(axes)
@@ -479,33 +477,45 @@ def _compute(
     weights: Any,
 ) -> Any:
     """Return `quantile`, `percentile`, or what ignores NaN of them."""
-    function = getattr(np, name)
     a = join_arrays(a)
     if not isinstance(a, BaseArray):
         check_out(name, a, out)
         for value in (q, weights):
             if isinstance(value, BaseArray):
                 check_distributed(f"{name} with distributed q or weights", a)
-        with errors_of_numpy(name):
+        with ErrorsOfNumPy(name):
+            function = getattr(np, name)
             return function(a, q, axis, None, overwrite_input, method, keepdims, weights=weights)
-    check_one_mesh(name, a, q, weights)
-    q = read_values(name, q) if isinstance(q, BaseArray) else normalize_operand(f"{name}(q=)", q)
+    if q.__class__ in _NUMBERS and method.__class__ is str:
+        wanted = _read_number(name, q, method)
+    else:
+        check_one_mesh(name, a, q, weights)
+        q = (read_values if isinstance(q, BaseArray) else normalize_operand)(f"{name}(q=)", q)
+        wanted = _read_quantiles(name, q, method)
+    if weights is not None and method != "inverted_cdf":
+        raise ArgumentError(f"{name}(method={method!r}) takes no weights=; 'inverted_cdf' does")
+    if a.dtype.kind == "c":
+        raise DTypeError(f"{name} of {a.dtype}: items must be real numbers")
+    return _run(wanted, a, axis, out, keepdims, weights)
+
+
+def _read_quantiles(name: str, q: Any, method: Any) -> _Quantiles:
+    """Return what arguments of `quantile`, or the like, ask for."""
     values, weak = check_quantiles(name, q, percent=name.endswith("percentile"))
     if not isinstance(method, str):
         raise ArgumentTypeError(f"{name}(method={method!r}): must be a name")
     if method not in METHODS:
         raise ArgumentError(f"{name}(method={method!r}): must be one of {', '.join(METHODS)}")
-    if weights is not None and method != "inverted_cdf":
-        raise ArgumentError(f"{name}(method={method!r}) takes no weights=; 'inverted_cdf' does")
-    if a.dtype.kind == "c":
-        raise DTypeError(f"{name} of {a.dtype}: items must be real numbers")
     # Several axes of q are misplaced by NumPy's functions beside NaN: one, and the shape later.
     whole = functools.partial(
-        function, q=np.reshape(q, -1) if values.ndim > 1 else q, method=method
+        getattr(np, name), q=np.reshape(q, -1) if values.ndim > 1 else q, method=method
     )
     ignores_nan = name.startswith("nan")
-    wanted = _Quantiles(name, whole, values, weak, method, ignores_nan, np.asarray(q).dtype)
-    return _run(wanted, a, axis, out, keepdims, weights)
+    return _Quantiles(name, whole, values, weak, method, ignores_nan, np.asarray(q).dtype)
+
+
+_NUMBERS = frozenset((int, float))
+_read_number = functools.lru_cache(maxsize=256, typed=True)(_read_quantiles)  # any size does
 
 
 _DOCUMENTATION = """Return {what} of the items over axes{nan}.
@@ -599,6 +609,8 @@ def _quantiles_over_axes(name: str) -> Callable[..., Any]:
     return register(function)
 
 
+_MEDIAN = _Quantiles("median", np.median)
+_NANMEDIAN = _Quantiles("nanmedian", np.nanmedian, ignores_nan=True)
 quantile = _quantiles_over_axes("quantile")
 percentile = _quantiles_over_axes("percentile")
 nanquantile = _quantiles_over_axes("nanquantile")
@@ -648,7 +660,7 @@ def median(
     if not isinstance(a, BaseArray):
         check_out("median", a, out)
         return np.median(a, axis, None, overwrite_input, keepdims)
-    return _run(_Quantiles("median", np.median), a, axis, out, keepdims)
+    return _run(_MEDIAN, a, axis, out, keepdims)
 
 
 @register
@@ -659,8 +671,7 @@ def nanmedian(
     if not isinstance(a, BaseArray):
         check_out("nanmedian", a, out)
         return np.nanmedian(a, axis, None, overwrite_input, keepdims)
-    wanted = _Quantiles("nanmedian", np.nanmedian, ignores_nan=True)
-    return _run(wanted, a, axis, out, keepdims)
+    return _run(_NANMEDIAN, a, axis, out, keepdims)
 
 
 nanmedian.__doc__ = (
