@@ -143,7 +143,8 @@ class Generator(Distributions, Multivariate, Choices):
         >>> print(da.random.default_rng(7).random(3))
         [0.35330364 0.79120817 0.22402163]
         """
-        return self._floats("uniform", 0.0, 1.0, size, dtype, mesh, placements)
+        found = read_float_dtype(dtype)
+        return self._floats("uniform", 0.0, 1.0, size, found, mesh, placements)
 
     def integers(
         self,
@@ -317,12 +318,10 @@ class Generator(Distributions, Multivariate, Choices):
         mesh: Any,
         placements: Sequence[Placement] | None,
     ) -> Any:
-        found = read_float_dtype(dtype)
-
         def fill(out: Buffer, key: tuple[int, int], call: int, shape: Shape, box: Box) -> None:
             fill_floats(out, kind, key, call, shape, box, loc, scale)
 
-        return self._draw(fill, size, found, mesh, placements)
+        return self._draw(fill, size, dtype, mesh, placements)
 
     def _sample(
         self,

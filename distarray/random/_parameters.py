@@ -132,6 +132,13 @@ def check(
     for parameter, value in zip(parameters, values, strict=True):
         if parameter.holds is not None:
             _refuse([parameter], [value], parameter.holds(value), parameter.must)
+    check_together(parameters, values, condition)
+
+
+def check_together(
+    parameters: Sequence[Parameter], values: Sequence[Any], condition: Condition | None
+) -> None:
+    """Refuse parameters, each of which makes sense, of which some together make none."""
     if condition is not None:
         _refuse(parameters, values, condition.holds(*values), condition.must)
 

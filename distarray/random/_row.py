@@ -14,7 +14,7 @@ from distarray.random._parameters import (
     INTEGERS,
     Condition,
     Parameter,
-    check,
+    check_together,
     read,
     read_float_dtype,
 )
@@ -114,7 +114,7 @@ def distribution(
         kind = INTEGERS if whole else read_float_dtype(given["dtype"])
         where = given["size"], kind, given["mesh"], given["placements"]
         if affine is not None and all(type(value) is float for value in values):
-            check(parameters, values, condition)
+            check_together(parameters, values, condition)
             return self._floats(affine[0], *affine[1](*values), *where)
         return self._sample(name, fill, parameters, values, condition, *where)
 
