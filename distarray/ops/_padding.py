@@ -329,9 +329,12 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
 
 def _read_constants(x: Any, widths: Sequence[Widths], pairs: Sequence[Any]) -> Constants:
     """Return items of the dtype; of axes and ends without width nothing is read."""
+    known: dict[int, Any] = {}  # of one object, which may be that of all ends
 
     def read(width: int, value: Any) -> Any:
-        return read_value(x, value)[()] if width else None
+        if width and id(value) not in known:
+            known[id(value)] = read_value(x, value)[()]
+        return known[id(value)] if width else None
 
     return [
         (read(left, before), read(right, after))

@@ -263,6 +263,8 @@ def _static(op: Op, masked: bool, options: dict[str, Any]) -> tuple[bool, tuple[
 
 def _read_option(op: Op, key: str, value: Any) -> Any:
     """Return a keyword of the local function, which is the same for all items."""
+    if value.__class__ in _NUMBERS:
+        return value
     if isinstance(value, BaseArray) or (_backend.is_buffer(value) and value.ndim):
         raise ArgumentTypeError(
             f"{op.name}({key}=) takes one number, not an array; choose item by item with da.where"
@@ -278,6 +280,7 @@ def _read_option(op: Op, key: str, value: Any) -> Any:
     return value
 
 
+_NUMBERS = frozenset((bool, int, float))
 _promoted = cache()
 """Dtypes of results, by those of operands."""
 

@@ -219,10 +219,15 @@ def check_counts(name: str, argument: str, given: Any, pairs: list[Any]) -> list
     return pairs
 
 
+_NUMBERS = frozenset((int, float))
+
+
 def read_pairs(name: str, argument: str | None, given: Any, ndim: int) -> list[Any]:
     """Return a pair for each axis of what is given once, as a pair, or for each axis."""
+    if given is None or given.__class__ in _NUMBERS:
+        return [(given, given)] * ndim
     try:
-        array = np.asarray(None if given is None else plain_buffer(given, name, objects=True))
+        array = np.asarray(plain_buffer(given, name, objects=True))
         if array.ndim < 3 and array.size < 3 and array.shape != (2, 1):
             array = array.reshape(1, -1)
         return [tuple(pair) for pair in np.broadcast_to(array, (ndim, 2)).tolist()]
