@@ -8,6 +8,7 @@ few items every process gets all, in one round, and keeps its part of the differ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -32,7 +33,7 @@ from distarray.core import (
     unknown_shape,
 )
 from distarray.errors import ArgumentError
-from distarray.layout import Layout, Replicate, Shard, normalize_axis
+from distarray.layout import Layout, Placement, Replicate, Shard, normalize_axis
 from distarray.layout import box as boxes
 from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import on_host
@@ -98,14 +99,17 @@ def _spec(_: Op, call: Call) -> Layouts:
 
 def _are_few(layout: Layout, dtype: Any) -> bool:
     """Tell whether every process gets all items, which are cut."""
-    is_cut = any(type(p) is Shard for p in layout.placements)
-    return is_cut and layout.size * dtype.itemsize <= _FEW_BYTES
+    return not layout.is_replicated and layout.size * dtype.itemsize <= _FEW_BYTES
 
 
 def _spread(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """Return the layout of what is found among items of a layout."""
-    placements = [Shard(0) if type(p) is Shard else Replicate() for p in layout.placements]
-    return Layout(layout.mesh, placements, shape)
+    return Layout(layout.mesh, _of_one_axis(layout.placements), shape)
+
+
+@functools.lru_cache(maxsize=64)  # any number of this size does
+def _of_one_axis(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    return tuple([Shard(0) if type(p) is Shard else Replicate() for p in placements])
 
 
 def _made(step: Step, block: Buffer | None) -> Layout:
