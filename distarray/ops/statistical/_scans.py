@@ -116,7 +116,9 @@ def _row(name: str, ufunc: np.ufunc, function: Callable[..., Any], flat: bool) -
 
     def local(block: Buffer, axis: int, dtype: Any, out: Buffer | None = None) -> Buffer:
         block, dtype = convert_to_unit(block, dtype)
-        if is_public or _backend.is_numpy(block):
+        if _backend.is_numpy(block):
+            return ufunc.accumulate(block, axis, dtype, out)
+        if is_public:
             return function(block, axis, dtype, out)
         on_host = function(_backend.to_host(block), axis, dtype)
         result = _backend.asarray(on_host, _backend.device_of(block))
@@ -218,23 +220,23 @@ def _bind_scan(step: Step) -> Callable[..., Any]:
     leads = all(mesh.coordinate[m] == 0 for m in source.sharding_axes(axis))
     initial = int(step.call.static[2] and leads)  # items that come before the block's own
     before_axis = (slice(None),) * axis
-    rest = (*before_axis, slice(initial, None))
-    first = (*before_axis, slice(initial, initial + 1))
+    rest, first = (*before_axis, slice(1, None)), (*before_axis, slice(1))
     shape = list(source.local_shape())
     shape[axis] += initial
 
     def scan_block(start: np.ndarray | None, block: Buffer) -> Buffer:
         out = _memory.empty(tuple(shape), result, _backend.device_of(block))
+        own = out
         if initial:
-            out[(*before_axis, slice(1))] = ufunc.identity
+            out[first], own = ufunc.identity, out[rest]
         if not block.size:
             return out
         if start is None:
-            local(block, axis, result, out[rest])
+            local(block, axis, result, own)
             return out
-        out[rest] = block
-        out[first] = ufunc(_backend.asarray(start, _backend.device_of(block)), out[first])
-        local(out[rest], axis, result, out[rest])
+        own[...] = block
+        own[first] = ufunc(_backend.asarray(start, _backend.device_of(block)), own[first])
+        local(own, axis, result, own)
         return out
 
     return scan_block
