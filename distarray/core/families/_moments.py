@@ -104,7 +104,7 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
         return _reshape(_line(_flat(block), dtype), (1,) * block.ndim)
     fold = fold_block(block, axes)
     if fold is None and block.nbytes <= TILE_BYTES:
-        return _tile(block, axes, dtype, np.empty(block.size, dtype))
+        return _tile(block, axes, dtype)
     kept_shape = tuple(1 if i in axes else size for i, size in enumerate(block.shape))
     if fold is not None:
         return _narrow(*fold, kept_shape)
@@ -207,15 +207,17 @@ def _piece(piece: Buffer, dtype: Any, scratch: Buffer) -> tuple[Any, Any, Any]:
     return mean, _sum_of_squares(deviation), rest
 
 
-def _tile(tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer) -> Moments:
+def _tile(
+    tile: Buffer, axes: tuple[int, ...], dtype: Any, scratch: Buffer | None = None
+) -> Moments:
     """Return the moments of a piece small enough for the cache: mean first, then deviations."""
     count = 1
     for axis in axes:
         count *= tile.shape[axis]
     mean = np.add.reduce(tile, axis=axes, dtype=dtype, keepdims=True)
     mean /= dtype.type(count)
-    deviation = scratch[: tile.size].reshape(tile.shape)
-    np.subtract(tile, mean, out=deviation, dtype=dtype)
+    out = None if scratch is None else scratch[: tile.size].reshape(tile.shape)
+    deviation = np.subtract(tile, mean, out=out, dtype=dtype)
     rest = np.add.reduce(deviation, axis=axes, keepdims=True)
     if dtype.kind == "c":
         squares = _square(deviation)
