@@ -485,11 +485,16 @@ class Step:
         shape = self.output.local_shape() if _merges(self.spec) else None
 
         def first(*blocks: Any) -> State:
-            if exchange.has_items:
-                # A row may have no state to send where no other block has a part in the result.
-                parts = zip(local(*blocks), total, strict=False)
-                return tuple([_as_state(part, dtype) for part, dtype in parts])
-            return exchange.nothing
+            if not exchange.has_items:
+                return exchange.nothing
+            state = local(*blocks)
+            # A row may have no state to send where no other block has a part in the result.
+            for part, dtype in zip(state, total, strict=False):
+                if part.__class__ is not np.ndarray or part.dtype is not dtype:
+                    break
+            else:
+                return state
+            return tuple([_as_state(*one) for one in zip(state, total, strict=False)])
 
         def second(states: Any, *blocks: Any) -> Buffer:
             return as_block(finish(states, *blocks))
