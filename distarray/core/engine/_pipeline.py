@@ -115,7 +115,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     step = step_for(op, operands, static)
     blocks = local_blocks(op.name, first, operands)
     if not step.still:
-        blocks = step.move(blocks, blocks if functions else operands, step.bring)
+        blocks = _move(step, blocks, operands, functions)
         if step.outside and op.plain is not None:  # numbers that dtypes cannot hold
             stand_ins = [stand_in(getattr(x, "dtype", x)) for x in operands]
             op.plain(op, stand_ins, static)
@@ -141,9 +141,13 @@ def _run_distributed(
     if step.outside:
         return None
     if not step.still:
-        # Functions of users write into what they get, perhaps.
-        blocks = step.move(blocks, blocks if functions else operands, step.bring)
+        blocks = _move(step, blocks, operands, functions)
     return wrapped(operands[0], step, step.run(*functions, *blocks))
+
+
+def _move(step: Step, blocks: Sequence[Any], operands: Sequence[Any], functions: Any) -> list[Any]:
+    """Return `step.move`, which keeps nothing that functions of users write into, perhaps."""
+    return step.move(blocks, blocks if functions else operands, step.bring)
 
 
 def wrapped(like: BaseArray, step: Step, block: Any) -> Any:
