@@ -1,4 +1,4 @@
-"""The port report: which of NumPy's functions a script uses, and what becomes of each here.
+"""The port report: the NumPy functions that a script uses, and their counterparts here.
 
 The script is parsed and not run. Names are followed from its imports of NumPy, or of this library,
 wherever they are used; what a variable holds is not known, so that methods are only guessed at.

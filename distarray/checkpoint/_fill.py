@@ -1,4 +1,4 @@
-"""Filling of memory from a checkpoint: each rank reads what it wants, or all read for each other.
+"""Filling of memory from a checkpoint, by each rank alone or by all ranks for each other.
 
 A rank that wants columns of what lies by rows in a file wants something of nearly every block of
 it, and so do all others. What each would read by itself is estimated from the chunks of the array

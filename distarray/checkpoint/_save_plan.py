@@ -1,4 +1,4 @@
-"""The save plan: the tree of a state and its arrays, and which rank writes what of them.
+"""The save plan: the tree of a state, its arrays, and the boxes of them that each rank writes.
 
 Every item is written once; what several ranks hold is shared out among them.
 """

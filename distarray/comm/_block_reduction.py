@@ -1,4 +1,4 @@
-"""Reductions of the blocks of several ranks into one, element by element, in their order.
+"""Element-by-element reduction of blocks of several ranks into one, in order of ranks.
 
 A fused kernel reads each source once and writes the result once; NumPy works through pieces that
 stay in the cache, where kernels do not serve: data types that they do not know, rows of a few

@@ -1,4 +1,4 @@
-"""Meshes with processes behind them, and which communicator, mesh and placements are default."""
+"""Meshes of processes, and the default communicator, mesh and placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher: which rank of how many this is, who shares its node, what names the job.
+"""The launcher: this rank's number, the ranks of its node and the name of the job.
 
 Ranks need this before they have exchanged anything: it comes from what the launcher has put into
 the environment, and from the processes above this one. Ranks need not be children of one process: a

@@ -1,4 +1,4 @@
-"""A record of the communication that ran: what, on which mesh axis, how many bytes, how long.
+"""The log of communication: collective, mesh axis, bytes and seconds of each.
 
 Bytes are those of values that this rank takes from other ranks, so that they add up over ranks
 and compare with ``Plan.bytes_received``. For n ranks and an array of b bytes: an all-reduce

@@ -1,4 +1,4 @@
-"""Chunks of arrays in data files: written with a checksum for every block, read and checked.
+"""Writing and reading of chunks of arrays in data files, with a checksum for every block.
 
 The checksums are computed beside the writing or reading of other blocks. CRC-32 is what every
 language has at hand, finds all errors in up to 32 successive bits, and leaves one in four thousand

@@ -1,6 +1,6 @@
-"""Names of data types in checkpoints: NumPy's, those that NumPy lacks, and safetensors'.
+"""Data types in checkpoints: their names in manifests and in safetensors files, and casts.
 
-Also conversion between them, of the values that bits of the lacking ones stand for.
+Items of dtypes that NumPy lacks are kept as bits, and cast by the values that these stand for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations on files, each of which may fail or be the last: tests stop a save at any of them."""
+"""File operations of checkpoints, each of them a point at which tests stop a save."""
 
 from __future__ import annotations
 

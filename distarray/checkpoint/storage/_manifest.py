@@ -1,4 +1,4 @@
-"""The manifest: what is in a checkpoint and where, a JSON file with a digest of itself.
+"""The manifest of a checkpoint: a JSON file that lists its arrays, with a digest of itself.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The safetensors format: eight bytes with the length of a header, the header in JSON, the data.
+"""Headers of safetensors files: eight bytes of length, JSON, then the data of the tensors.
 
 Data files of checkpoints have it too. It is open, each chunk can be read by other programs, data
 may be mapped into memory, and nothing in it is code.
