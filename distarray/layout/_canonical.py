@@ -160,73 +160,43 @@ def describe(
 def describe_carried(
     before: Description,
     shape: Shape,
-    axes: Mapping[int, int],
+    axes: Mapping[int, int] | None,
     offsets: Mapping[int, tuple[int, ...]],
 ) -> Description:
     """Return the description of `carry_cuts`, of parts that are canonical before.
 
     Nothing is read or normalised again; of the offsets it is checked that they make a split.
+    Without `axes` every axis stays where it is.
     """
     mesh = before.mesh
     placed = before.placements
-    origin: dict[int, int] = {}
-    same = len(axes) == len(before.shape)
-    for old, new in axes.items():
-        origin[new] = old
-        same = same and old == new
-    if not same:
+    order = before.shard_order
+    cuts = before._cuts
+    own: Mapping[int, tuple[int, ...]] = dict(before._boundaries)
+    if axes is not None and not (
+        [*axes] == [*axes.values()] and len(axes) == len(before.shape) == len(shape)
+    ):
+        origin = {new: old for old, new in axes.items()}
         shards = {old: Shard(new) for old, new in axes.items()}
         placed = tuple([shards.get(p.axis, Replicate()) if type(p) is Shard else p for p in placed])
-    old_offsets = dict(before._boundaries)
-    cuts: list[tuple[int, ...]] = []
+        cuts = tuple([cuts[origin[axis]] if axis in origin else () for axis in range(len(shape))])
+        order = None if order is None else _kept_order(cuts, mesh)
+        own = {axes[old]: split for old, split in own.items() if old in axes}
     partitions: list[Partition] = []
     kept: list[tuple[int, tuple[int, ...]]] = []
     for axis, size in enumerate(shape):
-        old = origin.get(axis, -1)
-        cut = before._cuts[old] if old >= 0 else ()
-        counts = tuple([mesh.shape[i] for i in cut]) if cut else ()
-        split = offsets.get(axis)
-        if split is not None:
-            if is_chunk(split, counts):
-                split = None
-        elif old in old_offsets:
-            split = old_offsets[old]
-        cuts.append(cut)
-        if split is None:
+        counts = tuple([mesh.shape[i] for i in cuts[axis]])
+        split = offsets.get(axis, own.get(axis))
+        if split is not None and (split[-1] != size or len(split) != prod(counts) + 1):
+            _read_split(axis, split, chunk(size, counts))  # tells what is wrong
+        if split is None or is_chunk(split, counts):
             partitions.append(chunk(size, counts))
             continue
-        if split[-1] != size or len(split) != prod(counts) + 1:
-            _read_split(axis, split, chunk(size, counts))  # tells what is wrong
         partitions.append(explicit(split))
         kept.append((axis, split))
     if prod(shape) > sys.maxsize:
         _read_shape(shape)
-    order = None if before.shard_order is None else _kept_order(cuts, mesh)
-    return _description(mesh, placed, shape, order, tuple(kept), tuple(cuts), partitions)
-
-
-def describe_recut(before: Description, axis: int, split: tuple[int, ...]) -> Description:
-    """Return the description with another split of one axis; see `describe_carried`."""
-    mesh, cuts = before.mesh, before._cuts
-    counts = tuple([mesh.shape[i] for i in cuts[axis]])
-    size = split[-1]
-    boundaries = before._boundaries
-    if boundaries:
-        boundaries = tuple([one for one in boundaries if one[0] != axis])
-    partitions = [*before._partitions]
-    if len(split) != prod(counts) + 1:
-        _read_split(axis, split, chunk(size, counts))  # tells what is wrong
-    if is_chunk(split, counts):
-        partitions[axis] = chunk(size, counts)
-    else:
-        partitions[axis] = explicit(split)
-        boundaries = tuple(sorted([*boundaries, (axis, split)]))
-    shape = (*before.shape[:axis], size, *before.shape[axis + 1 :])
-    if prod(shape) > sys.maxsize:
-        _read_shape(shape)
-    return _description(
-        mesh, before.placements, shape, before.shard_order, boundaries, cuts, partitions
-    )
+    return _description(mesh, placed, shape, order, tuple(kept), cuts, partitions)
 
 
 def _read_shape(shape: Sequence[int]) -> Shape:

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, cast, final
 from weakref import WeakValueDictionary
 
 from distarray.layout._axes import normalize_axis
-from distarray.layout._canonical import Description, describe, describe_carried, describe_recut
+from distarray.layout._canonical import Description, describe, describe_carried
 from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
 from distarray.layout._partition import Partition
@@ -385,7 +385,9 @@ def counted(template: Layout, axis: int, lengths: Iterable[int]) -> Layout:
     Layout
         Its shape has the sum of `lengths`. It `is_counted`, unless these make the default split.
     """
-    found = _intern(None, describe_recut(template, axis, (0, *accumulate(lengths))))
+    split = (0, *accumulate(lengths))
+    shape = (*template.shape[:axis], split[-1], *template.shape[axis + 1 :])
+    found = _intern(None, describe_carried(template, shape, None, {axis: split}))
     mark_counted(found)
     return found
 

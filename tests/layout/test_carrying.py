@@ -79,6 +79,7 @@ def test_boundaries_that_make_no_split_are_refused() -> None:
     layout = Layout(AbstractMesh((2,)), [Shard(0)], (6,), boundaries={0: (0, 1, 6)})
     for offsets, match in (
         ({0: (0, 1, 5)}, "end with 5"),
+        ({0: (0, 3, 6)}, "end with 6"),
         ({0: (0, 1)}, "2 boundaries"),
         ({0: (0, 8, 7)}, "never decrease"),
     ):
