@@ -149,11 +149,12 @@ class Record:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Leave out what an earlier job of the same run has already settled."""
+        every = [*items]
         on_device.adapt(items)
         chosen = pairwise.choose(items, 2 if on_device.DEVICE == "cpu" else 1)
-        if len(chosen) < len(items):
+        if len(chosen) < len(every):
             kept = set(map(id, chosen))
-            config.hook.pytest_deselected(items=[x for x in items if id(x) not in kept])
+            config.hook.pytest_deselected(items=[x for x in every if id(x) not in kept])
             items[:] = chosen
         done = [item for item in items if item.nodeid in self._done]
         if done:

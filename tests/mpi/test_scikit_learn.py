@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import distarray as da
+from tests.mpi.rank_counts import only_on
 
+only_on(3)
 sklearn = pytest.importorskip("sklearn", minversion="1.9")
 
 from sklearn import datasets, metrics  # noqa: E402

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import distarray as da
+from tests.mpi.rank_counts import only_on
 
+only_on(3)
 pytest.importorskip("scipy", minversion="1.17")
 datasets = pytest.importorskip("sklearn.datasets")
 

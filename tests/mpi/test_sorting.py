@@ -11,9 +11,12 @@ import distarray as da
 from distarray.comm import CommLog, world
 from distarray.layout import Shard
 from distarray.ops.sorting import _exchange, _multiselection
+from tests.mpi.rank_counts import only_on
 from tests.ops.sorting.items import DTYPES, draw_items, identical
 from tests.ops.sorting.test_multiselection import select_on_rank, split
 from tests.ops.sorting.test_sort import expected_order
+
+only_on(2, 3)
 
 
 @pytest.mark.mpi

@@ -46,6 +46,7 @@ def python_says(name: str, signature: inspect.Signature, *args: Any, **options: 
     return ""
 
 
+@pytest.mark.host_only  # nothing is computed
 @pytest.mark.parametrize("name", NAMES)
 def test_public_function_tells_its_name_documentation_and_arguments(name):
     function = getattr(da, name)
@@ -62,6 +63,7 @@ def test_public_function_tells_its_name_documentation_and_arguments(name):
         assert not [one for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
+@pytest.mark.host_only  # nothing is computed
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_that_do_not_fit_are_refused_in_pythons_words(name):
     function = getattr(da, name)
@@ -99,6 +101,7 @@ def test_arguments_that_do_not_fit_are_refused_in_pythons_words(name):
     assert all(said == one for said in others)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("name", OPS)
 def test_error_of_an_operation_shows_its_signature(name):
     op = getattr(da, name)
