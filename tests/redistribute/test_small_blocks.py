@@ -10,7 +10,12 @@ from distarray import Partial, Replicate, Shard
 from distarray.comm import CommLog, simulate
 from distarray.errors import MismatchError
 from distarray.layout import Layout
-from distarray.redistribute import _small_blocks, redistribute_local, redistribute_together
+from distarray.redistribute import (
+    _small_blocks,
+    fetching,
+    redistribute_local,
+    redistribute_together,
+)
 from distarray.testing import reset
 
 RANKS = 4
@@ -70,6 +75,23 @@ def test_joined_parts_travel_in_one_round() -> None:
         with CommLog() as log:
             assert da.concat([x, y.astype(float), x]).tolist() == expected
         assert [(record.collective, record.nbytes) for record in log.records][:1] == sent
+
+    simulate(RANKS, program)
+
+
+def test_only_a_whole_block_of_one_rank_is_fetched() -> None:
+    shape = (1, 6)
+
+    def program() -> None:
+        mesh = da.init_device_mesh((RANKS,))
+        rows, columns, whole = (
+            Layout(mesh, [placement], shape) for placement in (Shard(0), Shard(1), Replicate())
+        )
+        dtype = np.dtype(float)
+        assert fetching(rows, whole, dtype) is not None
+        assert fetching(rows, columns, dtype) is None  # of which each rank gets a part
+        assert fetching(columns, whole, dtype) is None
+        assert fetching(columns, rows, dtype) is None
 
     simulate(RANKS, program)
 

@@ -210,6 +210,7 @@ class SimulatedCommunicator(Communicator):
         self, payload: bytes | memoryview, token: int, what: object = "", most: int | None = None
     ) -> list[bytes] | None:
         """Return every rank's bytes, where all ranks are on one simulated node."""
+        assert most is None or len(payload) <= most  # slots have no room for more
         if (len(payload) if most is None else most) > SMALL_BYTES or not self.reaches_all():
             return None
         brought: list[bytes] = []

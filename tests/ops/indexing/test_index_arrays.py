@@ -516,6 +516,39 @@ def test_plain_index_of_lines_is_out_of_range_on_every_rank(length: int) -> None
     assert len(set(simulate(4, program))) == 1
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("index", [[5, 0, 0, -1, 3], [4], [[1, 1, 1], [0, 5, 2]]], ids=str)
+def test_index_that_every_rank_has_takes_small_items_along_any_cut_axis(
+    axis: int, index: list[Any]
+) -> None:
+    shape = [4, 3, 2]
+    shape[axis] = 6
+    value = np.arange(np.prod(shape)).reshape(shape) * 1.5
+    expected = value.take(index, axis)
+
+    def program() -> None:
+        x = da.distribute_array(value, placements=[Shard(axis)])
+        for cut in (x, x.redistribute(boundaries={axis: (0, 1, 1, 4, 6)})):
+            agrees(cut[(*[slice(None)] * axis, index)], expected)
+            with CommLog() as log:
+                agrees(da.take(cut, index, axis), expected)
+            assert log.count("rows") == 1
+
+    simulate(4, program)
+
+
+def test_indices_that_come_to_nothing_are_not_looked_at() -> None:
+    value = np.zeros((3, 4))
+    nothing, beyond = np.zeros((0, 1), int), np.array([99])
+
+    def program() -> None:
+        x = da.distribute_array(value, placements=[Shard(0)])
+        for index in (beyond, da.asarray(beyond)):
+            agrees(x[nothing, index], value[nothing, beyond])
+
+    on_ranks(program)
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 def test_take_of_items_without_parts_looks_at_the_indices(distributed: bool) -> None:
     def program() -> None:

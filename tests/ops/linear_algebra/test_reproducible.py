@@ -258,10 +258,14 @@ def test_products_of_other_dtypes_agree_with_numpy(dtype: str) -> None:
     np.testing.assert_allclose(result, a.astype(wide) @ b.astype(wide), close, 9 * close)
 
 
-def test_items_that_are_not_finite_are_where_numpy_has_them() -> None:
+@pytest.mark.parametrize("special",
+    [{(0, 0): np.inf, (0, 1): 1e300, (1, 1): np.nan}, {(2, 5): -np.inf}],  # float32 lacks 1e300
+    ids=str,
+)
+def test_items_that_are_not_finite_are_where_numpy_has_them(special: dict[Any, float]) -> None:
     a = LEFT.copy()
-    a[0, 0], a[1, 1] = np.inf, np.nan
-    a[0, 1] = 1e300  # which float32 cannot hold
+    for place, item in special.items():
+        a[place] = item
 
     def multiply(x: Any, y: Any) -> Any:
         with np.errstate(invalid="ignore"):  # the BLAS of some processors tells of inf - inf
