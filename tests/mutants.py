@@ -147,6 +147,16 @@ MUTANTS = (
         "return 0.0 if kind",
         ("layout/test_reduction.py", "array/test_convert.py"),
     ),
+    Mutant(
+        "one step for all lengths serves empty blocks, too",
+        "layout/_layout.py",
+        "if all(split.smallest for split in self._partitions):",
+        "if all(split.size for split in self._partitions):",
+        (
+            "core/families/test_reductions.py",
+            "layout/test_layout.py",
+        ),
+    ),
     # --- redistribute: from layout to layout -----------------------------------------------------
     Mutant(
         "a box is taken from where it goes to, and not from where it lies",
@@ -288,6 +298,34 @@ MUTANTS = (
         "            at += count",
         "            at += len(pieces)",
         ("redistribute/test_packed.py",),
+    ),
+    Mutant(
+        "small blocks begin where the one before them ends, unaligned",
+        "redistribute/_small_blocks.py",
+        "start += _padded(prod(shape) * dtype.itemsize)",
+        "start += prod(shape) * dtype.itemsize",
+        ("redistribute/test_small_blocks.py",),
+    ),
+    Mutant(
+        "of several small blocks the largest alone has room",
+        "redistribute/_small_blocks.py",
+        "self._most = sum(",
+        "self._most = max(",
+        ("redistribute/test_small_blocks.py",),
+    ),
+    Mutant(
+        "a part of a block is fetched as the whole",
+        "redistribute/_execute.py",
+        "return not others and source == target == ",
+        "return not others or source == target == ",
+        ("redistribute/test_small_blocks.py",),
+    ),
+    Mutant(
+        "small parts of more than two ranks are reduced without the last",
+        "redistribute/_execute.py",
+        "            for other in others:\n                total = unheard",
+        "            for other in others[:1]:\n                total = unheard",
+        ("redistribute/test_small_blocks.py",),
     ),
     # --- comm: bytes among ranks -----------------------------------------------------------------
     Mutant(
@@ -444,6 +482,27 @@ MUTANTS = (
         "            self._idle.setdefault(size, []).append(offset)",
         "            self._idle.setdefault(size, []).extend([offset, offset])",
         ("comm/shared_memory/test_memory.py",),
+    ),
+    Mutant(
+        "lengths have 32 bits",
+        "comm/_states.py",
+        'length.to_bytes(8, "little")',
+        '(length % 2**32).to_bytes(8, "little")',
+        ("comm/test_states.py",),
+    ),
+    Mutant(
+        "blocks that need another way are joined in the reverse order",
+        "comm/_states.py",
+        "[one.data for one in blocks]",
+        "[one.data for one in blocks[::-1]]",
+        ("comm/test_states.py",),
+    ),
+    Mutant(
+        "a scan of small states counts ranks that do not",
+        "comm/_states.py",
+        "places = [rank * n for rank in before]",
+        "places = [rank * n for rank in range(len(before))]",
+        ("comm/test_states.py",),
     ),
     # --- core and ops: arrays --------------------------------------------------------------------
     Mutant(
@@ -1165,6 +1224,33 @@ MUTANTS = (
         "_slice(x, axis, 0, 1)",
         ("ops/test_padding.py",),
     ),
+    Mutant(
+        "all parts of a state are looked for at the places of the first",
+        "core/engine/_pipeline.py",
+        "                start += part.nbytes",
+        "                start += state[0].nbytes",
+        ("core/families/test_reductions.py",),
+    ),
+    Mutant(
+        "rows above a panel are counted as in the first row of the grid",
+        "linalg/_tiles.py",
+        "max(0, -(-(k - self.row) // self.rows))",
+        "max(0, -(-k // self.rows))",
+        (
+            "linalg/test_tiles.py",
+            "linalg/test_blocked_qr.py",
+        ),
+    ),
+    Mutant(
+        "ones that fill up a diagonal begin at the first row of a tile",
+        "linalg/_tiles.py",
+        "kept = max(start - first, 0)",
+        "kept = 0 if start < first + self.width else self.width",
+        (
+            "linalg/test_tiles.py",
+            "linalg/test_matrices.py",
+        ),
+    ),
     # --- fused functions -------------------------------------------------------------------------
     Mutant(
         "who writes does not compute what waits for the old values",
@@ -1288,6 +1374,28 @@ MUTANTS = (
         "else layout.local_box()\n",
         "else tuple((0, n) for n in x.shape)\n",
         ("torch/test_random.py",),
+    ),
+    Mutant(
+        "few elements share the first one's block",
+        "random/_blocks.py",
+        "        if one >> 1 != block:",
+        "        if block < 0:",
+        (
+            "random/test_formulas.py",
+            "random/test_blocks.py",
+            "random/test_generator.py",
+        ),
+    ),
+    Mutant(
+        "few elements are numbered without their box's strides",
+        "random/_blocks.py",
+        "step = int(strides[0])",
+        "step = 1",
+        (
+            "random/test_formulas.py",
+            "random/test_blocks.py",
+            "random/test_generator.py",
+        ),
     ),
     # --- checkpoint ------------------------------------------------------------------------------
     Mutant(
@@ -1486,6 +1594,43 @@ MUTANTS = (
         "        parameter.grad.add_(gradient)",
         "        parameter.grad.copy_(gradient)",
         ("torch/fsdp/gradients/test_accumulation.py::test_gradients_add_up",),
+    ),
+    Mutant(
+        "reading a generator lets collected garbage run",
+        "torch/_random.py",
+        "        gc.disable()\n",
+        "        pass\n",
+        ("torch/test_random.py::test_threads_read_generators_while_garbage_is_collected",),
+    ),
+    Mutant(
+        "reading a generator switches garbage collection",
+        "torch/_random.py",
+        "            if collects:\n",
+        "            if not collects:\n",
+        ("torch/test_random.py",),
+    ),
+    Mutant(
+        "regions of other places draw alike",
+        "torch/_random.py",
+        "spelled = repr((seed, list(zip(names, _place(mesh, names), strict=True))))",
+        "spelled = repr((seed, list(names)))",
+        ("mpi/torch/test_sequence.py::test_random_state_differs_along_chosen_axes",),
+        3,
+    ),
+    Mutant(
+        "one state is kept of ranks that differ",
+        "torch/_random.py",
+        "        if name not in names\n    )",
+        "        if name in names or True\n    )",
+        ("mpi/torch/test_sequence.py::test_random_state_differs_along_chosen_axes",),
+        2,
+    ),
+    Mutant(
+        "gradients that are added up in one go back to the wrong parameters",
+        "torch/parallel/_gradient_sums.py",
+        "for i, piece in zip(chosen, total.split(",
+        "for i, piece in zip(chosen[::-1], total.split(",
+        ("torch/parallel/test_gradient_sums.py",),
     ),
     # --- ops: keys, selections and methods that distributed operations are made of ---------------
     Mutant(
@@ -1729,6 +1874,81 @@ MUTANTS = (
         "-_round_up(-allowed * seen * 4.0**-half)",
         "allowed",
         ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "small rows along a later axis are taken as they lie",
+        "ops/indexing/_gather.py",
+        "rows = np.moveaxis(block, along, 0) if along else block",
+        "rows = block",
+        (
+            "ops/indexing/test_index_arrays.py::test_index_that_every_rank_has_takes_small_items_along_any_cut_axis",
+        ),
+    ),
+    Mutant(
+        "indices that come to nothing are looked at",
+        "ops/indexing/_gather.py",
+        "                if self._is_empty:  # where",
+        "                if False:  # where",
+        ("ops/indexing/test_index_arrays.py::test_indices_that_come_to_nothing_are_not_looked_at",),
+    ),
+    Mutant(
+        "each process cuts its blocks by what it has seen alone",
+        "ops/linear_algebra/_reproducible.py",
+        'found: list[float] = read_values("matmul", x._new(np.array(values), layout)).tolist()',
+        "found = [float(one) for one in values] if layout else []",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "heads of rows with NaN are numbers",
+        "ops/linear_algebra/_reproducible.py",
+        "is_special = (largest == 0) | ~library.isfinite(largest)",
+        "is_special = largest == 0",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "different items of a block are numbered with those of its own rank",
+        "ops/sets/_unique.py",
+        "sum(n for (n,) in lengths[: comm.rank])",
+        "sum(n for (n,) in lengths[1 : comm.rank + 1])",
+        ("ops/sets/test_unique.py",),
+    ),
+    Mutant(
+        "gathered items divide others in the order in which they came",
+        "ops/sets/_unique.py",
+        "splitters = sort_block(runs[0])[places]",
+        "splitters = np.sort(runs[0][places])",
+        ("ops/sets/test_unique.py",),
+    ),
+    Mutant(
+        "places of different items are those in their block",
+        "ops/sets/_unique.py",
+        "            along += start\n",
+        "",
+        ("ops/sets/test_unique.py",),
+    ),
+    Mutant(
+        "the first of two complex NaN is any of them",
+        "ops/sets/_unique.py",
+        "(words != words[0]).any(axis=1)",
+        "(words != words[0]).all(axis=1)",
+        ("ops/sets/test_unique.py",),
+    ),
+    Mutant(
+        "NaN of complex items on a later rank does not win",
+        "ops/_searching.py",
+        "                wins &= best == best",
+        "                pass",
+        (
+            "ops/test_extraction.py",
+            "core/families/test_reductions.py",
+        ),
+    ),
+    Mutant(
+        "the axes of dots are taken from the left",
+        "ops/linear_algebra/_einsum.py",
+        "spare[len(spare) - n :]",
+        "spare[:n]",
+        ("ops/linear_algebra/test_contraction.py",),
     ),
 )
 

@@ -280,3 +280,19 @@ def test_threads_read_generators_while_garbage_is_collected() -> None:
         simulate(2, program)
     finally:
         gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_reading_a_generator_leaves_garbage_collection_as_it_is(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(torch, "get_rng_state", lambda: told.append(gc.isenabled()))
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        read_state()
+        told.append(gc.isenabled())
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert told == [False, collects]

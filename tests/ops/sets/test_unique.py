@@ -182,6 +182,36 @@ def test_signs_of_zeros_are_those_of_the_first() -> None:
         on_ranks(program)
 
 
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_of_complex_nan_the_place_is_that_of_the_first_in_order(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_unique, "_FEW_BYTES", -1)
+    nan = np.nan
+    values = np.array(
+        [
+            complex(nan, 3),
+            1,
+            complex(nan, 2),
+            0,
+            complex(1, nan),
+            5,
+            complex(1, nan),
+            complex(nan, 2),
+        ],
+        dtype,
+    )
+
+    def program() -> None:
+        for array in (values, values[[0, 1, 2, 3, 5, 7]], values[::-1].copy()):
+            found = da.unique(da.asarray(array), return_index=True, return_counts=True)
+            expected = np.unique(array, return_index=True, return_counts=True)
+            for one, other in zip(found, expected, strict=True):
+                agrees(one, other)
+
+    simulate(4, program)
+
+
 def test_results_take_part_in_further_operations() -> None:
     values = np.random.default_rng(2).integers(0, 50, 300)
 
