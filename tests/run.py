@@ -1,8 +1,8 @@
 """Run the whole suite: ``python -m tests.run``.
 
 First everything that needs no MPI, with simulated ranks, in processes at the same time:
-tests/torch in two, arrays and their operations, what compiles kernels, what starts jobs and waits
-for them, the rest, and once more what is about arrays, with their blocks on GPUs or, where there is
+tests/torch in two, arrays, their operations, what compiles kernels, what starts jobs and waits for
+them, the rest, and once more what is about arrays, with their blocks on GPUs or, where there is
 none, on a stand-in.
 ``tests/mpi`` on 1 rank runs beside them; then it runs on 2, 3 and 4 ranks under mpiexec, its tests
 marked ``eight_ranks`` on 8, and a few on 3 with their blocks on a device. Every run has a hard
@@ -53,8 +53,8 @@ JOBS = (
 """Files that start jobs of some ranks, and wait for them more than they compute."""
 COMPUTE = ("benchmarks", "comm")
 """Folders, but for those files, that compile kernels or run programs."""
-ARRAYS = ("ops", "array", "core", "fft", "linalg")
-"""First what compiles kernels that later runs then find."""
+OPERATIONS = ("ops",)
+ARRAYS = ("array", "core", "fft", "linalg")
 ON_DEVICE = (
     "gpu",
     "array",
@@ -172,18 +172,19 @@ def _runs(paths: list[str], ranks: int) -> list[Run]:
     others = sorted(
         str(path)
         for path in folder.iterdir()
-        if path.name not in ("torch", "mpi", *COMPUTE, *ARRAYS)
+        if path.name not in ("torch", "mpi", *COMPUTE, *OPERATIONS, *ARRAYS)
         and (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
     )
     # The longest first: each takes a core where there is one, but for that which waits.
     return [
         Run(0, jobs, "plain, jobs of some ranks"),
-        Run(0, _below(ARRAYS), "plain, arrays and operations"),
-        Run(0, [path for path in torch if "fsdp" not in Path(path).parts], "plain, torch"),
-        Run(0, sharded, "plain, torch, sharded"),
         Run(0, [path for path in compute if path not in jobs], "plain, kernels and programs"),
-        Run(0, [path for path in others if path not in jobs], "plain, the rest"),
+        Run(0, _below(OPERATIONS), "plain, operations"),
+        Run(0, _below(ARRAYS), "plain, arrays"),
+        Run(0, sharded, "plain, torch, sharded"),
         Run(0, on_device, f"plain, on {_device()}", "cuda"),
+        Run(0, [path for path in others if path not in jobs], "plain, the rest"),
+        Run(0, [path for path in torch if "fsdp" not in Path(path).parts], "plain, torch"),
     ]
 
 
@@ -259,6 +260,8 @@ def _command(run: Run, paths: list[str], expression: str) -> list[str]:
         "no:cacheprovider",
         "-p",
         "no:zarr",  # which imports all of zarr for tests of its own
+        "-p",
+        "no:logging",  # what is logged nobody looks at
         f"--timeout={TEST_SECONDS}",
     ]
     if ranks == 0:
