@@ -171,3 +171,16 @@ def test_integers_are_drawn_again_until_unbiased() -> None:
     # Products whose upper bits agree differ by whether they are redrawn: low values of each class.
     residue = np.bincount((drawn % np.uint64(3)).astype(int), minlength=3)
     assert abs(residue - 10_000).max() < 5 * np.sqrt(30_000 * 2 / 9)
+
+
+@pytest.mark.parametrize("what", FLOATS, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_few_elements_of_a_column_are_those_of_the_whole(what: tuple[str, str], count: int) -> None:
+    kind, dtype = what
+    shape = count, 7
+    whole = np.empty(shape, dtype)
+    fill_floats(whole, kind, KEY, 1, shape, ((0, count), (0, 7)), 0.25, 1.5)
+    for column in range(7):
+        some = np.empty((count, 1), dtype)
+        fill_floats(some, kind, KEY, 1, shape, ((0, count), (column, column + 1)), 0.25, 1.5)
+        np.testing.assert_array_equal(some[:, 0], whole[:, column])
