@@ -1386,17 +1386,6 @@ MUTANTS = (
             "random/test_generator.py",
         ),
     ),
-    Mutant(
-        "few elements are numbered without their box's strides",
-        "random/_blocks.py",
-        "step = int(strides[0])",
-        "step = 1",
-        (
-            "random/test_formulas.py",
-            "random/test_blocks.py",
-            "random/test_generator.py",
-        ),
-    ),
     # --- checkpoint ------------------------------------------------------------------------------
     Mutant(
         "a file in Fortran order is read as one in C order",

@@ -174,13 +174,13 @@ def test_integers_are_drawn_again_until_unbiased() -> None:
 
 
 @pytest.mark.parametrize("what", FLOATS, ids=str)
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_few_elements_of_a_column_are_those_of_the_whole(what: tuple[str, str], count: int) -> None:
+def test_few_elements_of_a_column_are_those_of_the_whole(what: tuple[str, str]) -> None:
     kind, dtype = what
-    shape = count, 7
-    whole = np.empty(shape, dtype)
-    fill_floats(whole, kind, KEY, 1, shape, ((0, count), (0, 7)), 0.25, 1.5)
-    for column in range(7):
-        some = np.empty((count, 1), dtype)
-        fill_floats(some, kind, KEY, 1, shape, ((0, count), (column, column + 1)), 0.25, 1.5)
-        np.testing.assert_array_equal(some[:, 0], whole[:, column])
+    for count in range(1, 5):
+        whole = np.empty((count, 7), dtype)
+        fill_floats(whole, kind, KEY, 1, whole.shape, ((0, count), (0, 7)), 0.25, 1.5)
+        for column in range(7):
+            box = (0, count), (column, column + 1)
+            some = np.empty((count, 1), dtype)
+            fill_floats(some, kind, KEY, 1, whole.shape, box, 0.25, 1.5)
+            np.testing.assert_array_equal(some[:, 0], whole[:, column])
