@@ -113,20 +113,22 @@ def test_answers_are_those_of_the_owners(comm: Any) -> None:
 def test_many_rows_are_those_of_numpy(comm: Any, width: int) -> None:
     size, rank = comm.size, comm.rank
     n = 400_000 // width * size
-    blocks = [np.arange(n * width).reshape(n, width) + r * 10**9 for r in range(size)]
     owners = [np.random.default_rng(r).integers(0, size, n) for r in range(size)]
+
+    def rows_of(source: Any, numbers: np.ndarray) -> np.ndarray:
+        return (numbers * width + source * 10**9)[:, None] + np.arange(width)
+
     mine = _memory.empty((n, width), np.int64)
-    mine[...] = blocks[rank]
+    mine[...] = rows_of(rank, np.arange(n))
     parcels = group_rows(owners[rank], size)
     (got,), _ = push_rows(comm, [mine], parcels, CALL, "push")
-    expected = [block[owner == rank] for block, owner in zip(blocks, owners, strict=True)]
+    expected = [rows_of(r, np.flatnonzero(owner == rank)) for r, owner in enumerate(owners)]
     np.testing.assert_array_equal(got, np.concatenate(expected))
     rows = np.random.default_rng(rank).permutation(n)
     out = np.empty_like(mine)
     blocks = Blocks(np.arange(size + 1) * n)
     pull_rows(comm, mine, blocks, owners[rank] * n + rows, CALL, "pull", out=out)
-    places = rows[:, None] * width + np.arange(width)
-    np.testing.assert_array_equal(out, places + owners[rank][:, None] * 10**9)
+    np.testing.assert_array_equal(out, rows_of(owners[rank], rows))
 
 
 def test_error_of_one_rank_moves_no_row(comm: Any) -> None:
