@@ -258,7 +258,8 @@ def test_products_of_other_dtypes_agree_with_numpy(dtype: str) -> None:
     np.testing.assert_allclose(result, a.astype(wide) @ b.astype(wide), close, 9 * close)
 
 
-@pytest.mark.parametrize("special",
+@pytest.mark.parametrize(
+    "special",
     [{(0, 0): np.inf, (0, 1): 1e300, (1, 1): np.nan}, {(2, 5): -np.inf}],  # float32 lacks 1e300
     ids=str,
 )
