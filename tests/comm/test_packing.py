@@ -58,6 +58,7 @@ LARGE: dict[str, tuple[Any, Any, bool]] = {
     "one row": (np.empty(600_001)[1:], np.empty(600_000), True),
     "few rows": (np.empty((3, 300_000)), np.empty((3, 300_001))[:, 1:], True),
     "short rows": (np.empty((50_000, 5)), np.empty((50_000, 9))[:, 2:7], True),
+    "triples": (np.empty((90_000, 3), "f4"), np.empty((90_000, 7), "f4")[:, 1:4], True),
     "transposed": (np.empty((700, 500)), np.empty((500, 700)).T, True),
     "transposed bytes": (np.empty((900, 800), "i1"), np.empty((800, 900), "i1").T, True),
     "transposed planes": (np.empty((5, 300, 200)), np.empty((5, 200, 300)).swapaxes(1, 2), True),

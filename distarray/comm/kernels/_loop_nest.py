@@ -6,7 +6,7 @@ processor (2 MB of level-2 cache a core; the speed of one core in memory is what
 =========================================  =========================================
 rows of at least 512 bytes, 16 MB or more  past the caches, 2 rows at a time: 1.3 to 1.9
    the same below 16 MB                    NumPy: what stays in a cache is read again
-rows of 16 to 128 bytes                    two overlapping moves a row: 1.1 to 3
+rows of 9 to 128 bytes                     two overlapping moves a row: 1.1 to 3
 transposed, items of 1 to 16 bytes         tiles in registers: 3 to 14
 filling, 16 MB or more                     past the caches: 2.2
 any other strides or sizes of item         NumPy
@@ -39,7 +39,7 @@ Not measured: more than the caches of a core hold, and less than the last one th
 
 _LINE = 64  # bytes of a cache line
 _LONG_RUN = 512  # bytes of rows whose cut lines, at both ends, hardly count; not measured
-_SHORT_RUN = range(16, 129)  # bytes of rows, up to two lines, that a kernel moves as they are
+_SHORT_RUN = range(9, 129)  # bytes of rows, up to two lines, that a kernel moves as they are
 _TRANSPOSED = (1, 2, 4, 8, 16)
 _TRANSPOSED_STREAMING = (4, 8, 16)
 """Bytes of items that a kernel transposes, and that it does past the caches."""
