@@ -258,11 +258,16 @@ def look_up(grids: Grids, group: int, nbytes: float, run: float) -> float:
 def _on_grid(grid: Grid, group: float, nbytes: float, run: float) -> float:
     """Return the logarithm of the seconds of a number of ranks, each of which has a whole run."""
     *shorter, (_, last) = grid
-    whole = nbytes / group
-    known = [(log2(length), curve) for length, curve in shorter if length < whole]
-    known.append((log2(max(whole, 1.0)), last))
-    at = [(place, _along(curve, nbytes)) for place, curve in known]
-    return _between(at, log2(max(run, 1.0)) if run else at[-1][0])
+    known = [(log2(length), curve) for length, curve in shorter if length < nbytes / group]
+    whole = _along(last, nbytes)
+    if not known or not run:
+        return whole
+    place, longest = known[-1][0], log2(max(run, 1.0))
+    if longest <= place:
+        return _between([(place, _along(curve, nbytes)) for place, curve in known], longest)
+    # Beyond the longest ones each run adds what such a one adds.
+    added = 2.0 ** _along(known[-1][1], nbytes) - 2.0**whole
+    return log2(2.0**whole + added * 2.0 ** (place - longest))
 
 
 def _along(curve: Curve, nbytes: float) -> float:
@@ -336,7 +341,8 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
     choice = choose_replicas(step.src, step.dst)
     received = sent = _schedule.count_received(step.src, step.dst, rank)
     messages = senders = step.messages(rank)
-    if same_mesh(step.src, step.dst):
+    is_same = same_mesh(step.src, step.dst)
+    if is_same:
         remote = model.remote_fraction(mesh, step.mesh_axes)
     else:
         remote = model.share_between(mesh, step.dst.mesh.abstract)
@@ -354,7 +360,7 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
         messages=messages,
         remote=remote,
         run=_run(step),
-        group=choice.contributions if reduces else senders + 1,
+        group=prod(mesh.shape[i] for i in step.mesh_axes) if is_same else senders + 1,
         is_small=are_small([(step.src, step.dtype)]),
     )
 

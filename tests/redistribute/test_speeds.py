@@ -79,7 +79,7 @@ def test_times_are_interpolated_over_logarithms():
     of_runs = [look_up(grids, 2, n, 16.0) for n in (1, 40, 64, 128)]
     assert of_runs == pytest.approx([1, 2.5, 4, 8]), "beyond the last one by the bytes"
     between = [look_up(grids, 2, 512, run) for run in (1, 16, 64, 256, 1e9, 0)]
-    assert between == pytest.approx([32, 32, 8, 2, 2, 2])
+    assert between == pytest.approx([32, 32, 2 + 30 / 4, 2 + 30 / 16, 2, 2])
     assert look_up(grids, 2, 32, 16.0) == pytest.approx(1), "such runs are whole blocks"
 
 
@@ -122,6 +122,13 @@ def test_network_and_further_ranks_come_on_top():
     assert there > 4 * MIB / 1e6
     small = planned(Shard(0), R, (16,), mesh, model=far).seconds
     assert small == pytest.approx(2.2e-3, rel=0.1), "a round, and a small block"
+
+
+def test_ranks_that_wait_for_each_other_count_whoever_sends():
+    keep(replace(MODEL, ranks=4, reduce_small=((2, flat(2e-4)), (4, flat(4e-4)))))
+    mesh = AbstractMesh((2, 2))
+    src, dst = (Layout(mesh, p, (64, 64)) for p in ([Shard(1), P], [Shard(0), Shard(0)]))
+    assert plan(src, dst, "f8").seconds == pytest.approx(4e-4), "two reduce, four exchange"
 
 
 def test_speeds_are_those_of_the_nearest_number_of_ranks_on_a_node():
