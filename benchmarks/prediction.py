@@ -1,16 +1,16 @@
 """How long plans were said to take, and how long they take: random ones, in host memory.
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.prediction``. The speeds are measured
-first, as by ``python -m distarray bench``. Then all plans have their turn in each of some rounds:
-what times of one plan differ by from round to round no prediction can tell, and the last line says
-how many do so. Each move is repeated, so that its memory is warm, with the kernels that were
-measured: they are loaded and chosen before it is timed.
+as by ``python -m distarray bench``, and between its rounds all plans have their turn: other
+machines of a host slow this one down for seconds or minutes, and so it falls on both. What the two
+halves of the rounds differ by no prediction can tell, and the last line says how many do so. Each
+move is repeated, so that its memory is warm, with the kernels that were measured: they are loaded
+and chosen before it is timed. The clock is that of the bench, from the first start to the last end.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import chain
+from functools import cache, partial
 from math import exp, log, prod
 from statistics import median
 from typing import Any
@@ -21,14 +21,16 @@ from mpi4py import MPI
 import distarray as da
 from benchmarks import measure, record
 from distarray import _bench
-from distarray.comm.kernels import compiling_at_once, cores
+from distarray.comm import world
+from distarray.comm.kernels import cores
 from distarray.redistribute import redistribute_local
 
 BASELINE = "measured"
 PLANS = 50
 TRIALS = 7
 """Calls after which a kernel is chosen, or NumPy."""
-ROUNDS, SAMPLES = 3, 3
+TURNS = 2
+"""Rounds of the plans after each of the bench."""
 WITHIN = 1.5
 LEAST, MOST = 1 << 10, 1 << 27
 """Bytes of the larger of a rank's two blocks."""
@@ -38,15 +40,19 @@ def main() -> None:
     """Measure the speeds of the node, then random plans."""
     options = record.options()
     comm = MPI.COMM_WORLD
-    unsteady = _bench.measure_and_keep().unsteady
     random = np.random.default_rng(options.seed)
     plans: list[da.Plan] = []
     while len(plans) < (5 if options.quick else PLANS):
         plan = _draw(random, comm.size, LEAST << 6 if options.quick else MOST)
         if plan.steps:
             plans.append(plan)
-    with compiling_at_once():
-        rounds = [[_measure(comm, plan, i) for plan in plans] for i in range(ROUNDS)]
+    rounds: list[list[float]] = []
+
+    def measure_plans() -> None:
+        for _ in range(TURNS):
+            rounds.append([_measure(plan, is_first=not rounds) for plan in plans])
+
+    unsteady = _bench.measure_and_keep(measure_plans).unsteady
     rows: list[dict[str, Any]] = []
     for plan, *samples in zip(plans, *rounds, strict=True):
         rows.append(
@@ -55,7 +61,7 @@ def main() -> None:
                 "case": str(plan).rpartition(":")[0],
                 "size": "random plans",
                 "seconds": {
-                    BASELINE: measure.summary([*chain.from_iterable(samples)]),
+                    BASELINE: measure.summary(samples),
                     "predicted": measure.summary([plan.seconds]),
                 },
             }
@@ -64,29 +70,33 @@ def main() -> None:
     if comm.rank == 0:
         ratios = sorted(_ratio(row) for row in rows)
         shown = " ".join(f"{one:.2f}" for one in ratios)
+        half = len(rounds) // 2
         changes = [
-            median(last) / median(first) for first, last in zip(rounds[0], rounds[-1], strict=True)
+            median(samples[-half:]) / median(samples[:half])
+            for samples in zip(*rounds, strict=True)
         ]
         print(
             f"{comm.size} ranks: predicted/measured {shown}; within {WITHIN}: {_share(ratios)}; "
-            f"measured again at the end: {_share(changes)}; unsteady speeds: {unsteady:.0%}",
+            f"second half of the rounds, of the first: {_share(changes)}; "
+            f"unsteady speeds: {unsteady:.0%}",
             flush=True,
         )
     record.write(comm, options.out, "prediction", rows, {})
 
 
-def _measure(comm: MPI.Comm, plan: da.Plan, i: int) -> list[float]:
-    """Return samples of the seconds of a plan in the i-th round; collective."""
+def _measure(plan: da.Plan, *, is_first: bool) -> float:
+    """Return the seconds of a plan in a round; collective."""
     mesh = _mesh(plan.src.mesh.shape)
     src, dst = (layout.replace(mesh=mesh) for layout in (plan.src, plan.dst))
     block = np.ones(src.local_shape(), plan.dtype)
     x = da.DistArray.from_local(block, src.mesh, src.placements, shape=src.shape)
     local = x.copy().to_local()
-    work = {BASELINE: lambda: redistribute_local(local, src, dst)}
-    for _ in range(1 if i else TRIALS):
-        work[BASELINE]()
-    batch = 0.01 if comm.size <= cores() else 0.04  # ranks that take turns have several
-    return measure.in_turn(comm, work, repeats=SAMPLES, batch_seconds=batch)[BASELINE]
+    work = partial(redistribute_local, local, src, dst)
+    for _ in range(TRIALS if is_first else 1):
+        work()
+    comm = world()
+    seconds = 0.01 if comm.size <= cores() else 0.04  # ranks that take turns have several
+    return _bench.time_calls(comm, work, seconds)
 
 
 _mesh = cache(da.init_device_mesh)

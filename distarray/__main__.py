@@ -138,7 +138,10 @@ def bench() -> None:
     comm = world()
     ranks = f"{comm.size} rank{'s' * (comm.size > 1)} on this node"
     if comm.rank == 0:
-        print(f"measuring {ranks}: some ten seconds, and a minute where kernels are compiled")
+        print(
+            f"measuring {ranks}: some ten seconds, and up to a minute where ranks "
+            "share cores or kernels are compiled"
+        )
         sys.stdout.flush()
     model, path, others, unsteady = _bench.measure_and_keep()
     if comm.rank:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Final, NamedTuple
@@ -21,11 +23,10 @@ from distarray.redistribute import (
     keep_speeds,
     redistribute_local,
 )
-from distarray.typing import Buffer
 
 _SIZES: Final = (
     1000, 8000, 32_000, 40_000, 65_000, 66_000, 256_000, 512_000, 1_000_000,
-    4_000_000, 9_000_000, 17_000_000, 32_000_000,
+    4_000_000, 9_000_000, 16_000_000, 17_000_000, 32_000_000,
 )  # fmt: skip
 """Bytes of the moves: close to each other where the way changes, at 32 and 64 KiB and 16 MiB, and
 where the blocks of all ranks fill the last cache."""
@@ -37,14 +38,17 @@ _RUNS: Final = (16, 72, 264, 2056)
 For each there is another way to copy large blocks: a kernel moves halves of a row, or lines of it;
 NumPy; a kernel that goes past the caches.
 """
-_SECONDS: Final = 0.01
-"""For which each move is repeated."""
-_SECONDS_IN_TURNS: Final = 0.018
-"""The same where ranks take turns, which last some milliseconds: several of each in a round."""
-_ROUNDS: Final = 3
+_SECONDS: Final = 0.003
+"""For which each move is repeated in a round."""
+_SECONDS_IN_TURNS: Final = 0.006
+"""The same where ranks take turns, which last some milliseconds."""
+_ROUNDS: Final = 5
+"""The median of them counts: others of a host slow this machine down for seconds at a time."""
 _UNSTEADY: Final = 1.5
 _TRIALS: Final = 3
 """Calls before the first round. After the second a kernel is chosen, or NumPy."""
+_MOST_TIMES: Final = 16
+"""By which calls that have taken too little time become more, at a time."""
 _ITEM: Final = 8
 
 _R, _P, _S0, _S1 = Replicate(), Partial(), Shard(0), Shard(1)
@@ -83,8 +87,11 @@ class Measured(NamedTuple):
     unsteady: float
 
 
-def measure_and_keep() -> Measured:
-    """Measure the speeds of this node, and keep them for later processes; collective."""
+def measure_and_keep(between: Callable[[], object] = lambda: None) -> Measured:
+    """Measure the speeds of this node, and keep them for later processes; collective.
+
+    ``between`` is called after each round.
+    """
     comm = world()
     if not comm.reaches_all():
         raise CommunicationError(
@@ -93,7 +100,7 @@ def measure_and_keep() -> Measured:
         )
     choose_anew()
     before = _times()
-    model, unsteady = measure(comm.size)
+    model, unsteady = measure(comm.size, between)
     busy, own, wall = _times() - before
     own = float(comm.all_reduce(np.array([own]), "sum")[0])
     others = max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
@@ -129,12 +136,14 @@ class _Move(NamedTuple):
     dst: Layout
 
 
-def measure(ranks: int) -> tuple[MeasuredModel, float]:
+def measure(
+    ranks: int, between: Callable[[], object] = lambda: None
+) -> tuple[MeasuredModel, float]:
     """Measure the moves of the node that all ranks are on, and tell how unsteady; collective.
 
     All of them read each other's blocks in place. All moves have their turn in each round, so that
-    what disturbs one round is outvoted. It takes some ten seconds, and memory for a block of
-    100 MB and its parts on each rank.
+    what disturbs one round is outvoted. It takes some ten seconds, more where ranks share cores,
+    and memory for a block of 100 MB and its parts on each rank.
     """
     groups = [2, ranks] if ranks > 2 and ranks % 2 == 0 else [ranks]
     meshes = [init_device_mesh((ranks // n, n)) for n in groups]
@@ -145,11 +154,12 @@ def measure(ranks: int) -> tuple[MeasuredModel, float]:
         if mesh is meshes[0] or kind != "cut"  # which a rank does alone, whoever has the rest
         for move in _moves(mesh, kind)
     ]
+    rounds: list[list[float]] = []
     with compiling_at_once():
-        rounds = [[_slowest(world(), move) for move in moves]]
-        for _ in range(_ROUNDS - 1):
-            known = zip(moves, rounds[0], strict=True)
-            rounds.append([_slowest(world(), move, once) for move, once in known])
+        for _ in range(_ROUNDS):
+            known = rounds[0] if rounds else [0.0] * len(moves)
+            rounds.append([_time(world(), *one) for one in zip(moves, known, strict=True)])
+            between()
     found: dict[str, dict[int, dict[float, list[tuple[float, float]]]]] = {}
     for move, seconds in zip(moves, np.median(rounds, axis=0).tolist(), strict=True):
         grid = found.setdefault(move.kind, {}).setdefault(move.group, {})
@@ -194,34 +204,35 @@ def _layouts(
     return None if (run and shape[0] < group) or most > _MOST else ends
 
 
-def _slowest(comm: Communicator, move: _Move, once: float = 0.0) -> float:
-    """Return the time of a move, from the first start to the last end; collective.
-
-    The ranks of a node have one clock. Where they share cores one may be done before another, which
-    does as much, has its turn. Where it is not known what a move takes once, it is tried before.
-    """
-    ends = move.src, move.dst
+def _time(comm: Communicator, move: _Move, once: float = 0.0) -> float:
+    """Return the time of a move, of whose last measurement `once` tells; collective."""
     # Not of zeros: on Zen 5 it takes half as long to write these over others.
     block = _memory.full(move.src.local_shape(), 1.0, np.dtype(np.float64))
-    begun, ended = _run(block, *ends, 1 if once else _TRIALS)
-    if not once:
-        begun, ended = _run(block, *ends, 1)
-        once = float(comm.all_reduce(np.array([ended - begun]), "max")[0])
+    work = partial(redistribute_local, block, move.src, move.dst)
+    for _ in range(1 if once else _TRIALS):
+        work()
     seconds = _SECONDS if comm.size <= cores() else _SECONDS_IN_TURNS
-    calls = max(1, int(seconds / _ROUNDS / once))
-    comm.barrier()
-    return _spanned(comm, *_run(block, *ends, calls)) / calls
+    return time_calls(comm, work, seconds, once)
 
 
-def _spanned(comm: Communicator, begun: float, ended: float) -> float:
-    """Return the time from the first start to the last end; collective."""
-    minus_first, last = comm.all_reduce(np.array([-begun, ended]), "max")
-    return float(last + minus_first)
+def time_calls(
+    comm: Communicator, work: Callable[[], object], seconds: float, once: float = 0.0
+) -> float:
+    """Return the time of a call, of so many that they take some seconds; collective.
 
-
-def _run(block: Buffer, src: Layout, dst: Layout, calls: int) -> tuple[float, float]:
-    """Return when this rank begins and ends some moves; collective."""
-    begun = perf_counter()
-    for _ in range(calls):
-        redistribute_local(block, src, dst)
-    return begun, perf_counter()
+    It is that from the first start to the last end, as the ranks of a node have one clock: where
+    they share cores one may be done before another, which does as much, has its turn. Who is done
+    waits as in a program, without work, and leaves its core to the others. ``once`` is about what
+    a call takes, if that is known.
+    """
+    calls = max(1, math.ceil(seconds / once)) if once else 1
+    while True:
+        comm.barrier()
+        begun = perf_counter()
+        for _ in range(calls):
+            work()
+        minus_first, last = comm.all_reduce(np.array([-begun, perf_counter()]), "max")
+        spent = float(last + minus_first)
+        if 2 * spent >= seconds:
+            return spent / calls
+        calls *= min(math.ceil(seconds / spent), _MOST_TIMES)
