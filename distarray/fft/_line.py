@@ -295,7 +295,7 @@ class Chirp(_Line):
         own = [(*lead, k - start) for k in _own_images(n) if start <= k < stop]
         first_column, first_row = _own(self._columns, axis + 1)[0], _own(self._rows, axis)[0]
         shape, row_shape = self._columns.local_shape(), self._rows.local_shape()
-        scale = _scale(n, self.task.forward, self.task.norm)
+        scale = _scale(n, self.task)
 
         def transform_block(block: Any) -> Buffer:
             device = _backend.device_of(block)
@@ -352,7 +352,7 @@ class Chirp(_Line):
         return transform_block
 
     def _modulation(
-        self, first: int, scale: float, is_last: bool = False
+        self, first: int, scale: Any, is_last: bool = False
     ) -> Callable[[Buffer, Box], Buffer]:
         """Return a function that multiplies stretches of lines with exp(-pi i j * j / n)."""
         axis, n, task = self.axis, self.n, self.task
@@ -406,11 +406,12 @@ def _own_images(n: int) -> tuple[int, ...]:
     return (0, n // 2) if n % 2 == 0 else (0,)
 
 
-def _scale(n: int, forward: bool, norm: str | None) -> float:
-    """Return the factor of a transform's result."""
-    if norm == "ortho":
-        return float(n**-0.5)
-    return 1 / n if (norm == "forward") == forward else 1.0
+def _scale(n: int, task: Task) -> Any:
+    """Return the factor of a transform's result, as a real number of its precision."""
+    wide, real = np.longdouble(n), np.empty(0, task.dtype).real.dtype.type
+    if task.norm == "ortho":
+        return real(wide**-0.5)
+    return real(1 / wide if (task.norm == "forward") == task.forward else 1)
 
 
 def _smooth(least: int) -> int:

@@ -92,6 +92,17 @@ def test_cut_line_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("norm", ["ortho", "forward"])
+def test_cut_line_is_scaled_in_its_own_precision(norm: str) -> None:
+    value = items(2, (13,), np.clongdouble)
+    expected = np.fft.fft(value, norm=norm)
+
+    def program() -> None:
+        assert is_close(da.fft.fft(da.asarray(value), norm=norm), expected, 13, 8.0)
+
+    on_ranks(program)
+
+
 @pytest.mark.parametrize("n", [120, 127])
 def test_cut_lines_of_batches_agree_with_numpy(n: int) -> None:
     value = items(n, (2, n, 2), np.complex128)
