@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from distarray.errors import OutOfRangeError
 from distarray.random import _continuous, _counts
 from distarray.random._continuous import LEAST
 from distarray.random._parameters import WHOLE, Condition, Parameter, count_parameter
@@ -103,8 +104,10 @@ class Distributions:
         "-1.0, 1.0, 3",
         "[-0.29339273  0.58241635 -0.55195674]",
         condition=Condition(
-            "an interval: low not above high, and high - low finite",
-            lambda low, high: (low <= high) & np.isfinite(high - low),
+            "so close that high - low is finite",
+            lambda low, high: np.isfinite(high - low),
+            OutOfRangeError,
+            Condition("an interval: low not above high", lambda low, high: low <= high),
         ),
         affine=("uniform", lambda low, high: (low, high - low)),
     )

@@ -70,6 +70,9 @@ class Condition:
 
     must: str
     holds: Callable[..., Any]
+    error: type[ArgumentError] = ArgumentError
+    then: Condition | None = None
+    """What must hold as well."""
 
 
 def read(parameter: Parameter, value: Any) -> Any:
@@ -139,17 +142,24 @@ def check_together(
     parameters: Sequence[Parameter], values: Sequence[Any], condition: Condition | None
 ) -> None:
     """Refuse parameters, each of which makes sense, of which some together make none."""
-    if condition is not None:
-        _refuse(parameters, values, condition.holds(*values), condition.must)
+    while condition is not None:
+        _refuse(parameters, values, condition.holds(*values), condition.must, condition.error)
+        condition = condition.then
 
 
-def _refuse(parameters: Sequence[Parameter], values: Sequence[Any], holds: Any, must: str) -> None:
+def _refuse(
+    parameters: Sequence[Parameter],
+    values: Sequence[Any],
+    holds: Any,
+    must: str,
+    error: type[ArgumentError] = ArgumentError,
+) -> None:
     if holds is True or np.all(holds):
         return
     wrong, *those = np.broadcast_arrays(~np.asarray(_host(holds)), *map(_host, values))
     place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     shown = [f"{p.name}={one[place].item()!r}" for p, one in zip(parameters, those, strict=True)]
-    raise ArgumentError(f"{', '.join(shown)} must be {must}")
+    raise error(f"{', '.join(shown)} must be {must}")
 
 
 def _host(value: Any) -> Any:

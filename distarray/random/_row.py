@@ -119,7 +119,10 @@ def distribution(
         return self._sample(name, fill, parameters, values, condition, *where)
 
     conditions = [f"`{p.name}` is not {p.must}" for p in parameters if p.must]
-    conditions += [f"they are not {condition.must}"] if condition else []
+    following = condition
+    while following:
+        conditions.append(f"they are not {following.must}")
+        following = following.then
     draw.__doc__ = _DOCUMENTATION.format(
         name=name,
         sentence=sentence,

@@ -10,7 +10,13 @@ import pytest
 import distarray as da
 from distarray import Partial, Replicate, Shard
 from distarray.comm import simulate
-from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, ShapeError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DistArrayError,
+    OutOfRangeError,
+    ShapeError,
+)
 from distarray.random import default_rng
 from tests.on_device import host
 
@@ -195,3 +201,17 @@ def test_results_have_numpys_shapes_and_dtypes() -> None:
         assert isinstance(ours.poisson(2.0), np.int64)
 
     simulate(1, program)
+
+
+def test_a_range_beyond_floats_is_the_overflow_that_numpy_finds() -> None:
+    highs = np.array([1.0, 2.0, np.inf])
+
+    def program() -> None:
+        for low, high in ((-1e308, 1e308), (0.0, highs), (0.0, da.asarray(highs))):
+            with pytest.raises(OutOfRangeError, match="high - low is finite"):
+                default_rng(0).uniform(low, high, size=3)
+        with pytest.raises(ArgumentError, match="not above") as caught:
+            default_rng(0).uniform(2.0, 1.0)
+        assert not isinstance(caught.value, OverflowError)
+
+    simulate(2, program)
