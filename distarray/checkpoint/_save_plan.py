@@ -16,7 +16,7 @@ from distarray.checkpoint._adapters import adapter_of
 from distarray.checkpoint._agreement import digest
 from distarray.checkpoint.storage._blocks import Block, split_box, tiles
 from distarray.checkpoint.storage._chunks import checksums, iterate_pieces
-from distarray.checkpoint.storage._dtypes import Spec, describe, dtype_of_spec
+from distarray.checkpoint.storage._dtypes import Spec, describe, dtype_of_spec, has_filling
 from distarray.checkpoint.storage._manifest import BLOCK_BYTES
 from distarray.checkpoint.storage._values import (
     Node,
@@ -26,6 +26,7 @@ from distarray.checkpoint.storage._values import (
     unsupported_error,
 )
 from distarray.comm import Communicator
+from distarray.core import digest as digest_of_items
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError, MismatchError
 from distarray.layout import box as boxes
 from distarray.typing import Box, Shape
@@ -216,7 +217,11 @@ def _describe_held(block: Block, comm: Communicator, check: bool) -> HeldArray:
     elif block.is_same and comm.size > 1:
         checksum = 0  # one pass over what every rank has
         for piece in block.pieces:
-            for data in iterate_pieces(piece.part(piece.box), BLOCK_BYTES):
+            values = piece.part(piece.box)
+            if has_filling(values.dtype):
+                checksum = crc32(digest_of_items(values).encode(), checksum)
+                continue
+            for data in iterate_pieces(values, BLOCK_BYTES):
                 checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
     held = tuple(piece.box for piece in block.pieces)
     layout = "" if comm.rank or block.layout is None else str(block.layout)

@@ -92,6 +92,15 @@ def dtype_of_spec(spec: Any) -> np.dtype[Any]:
     raise CheckpointError(f"dtype {spec!r} is not known to this version")
 
 
+def has_filling(dtype: np.dtype[Any]) -> bool:
+    """Tell whether items have bytes that mean nothing, and may differ between equal ones."""
+    dtype = dtype.base
+    if dtype.names is None:
+        return dtype.char in "gG"
+    fields = [dtype[name] for name in dtype.names]
+    return sum(one.itemsize for one in fields) < dtype.itemsize or any(map(has_filling, fields))
+
+
 def code_of(spec: Spec) -> str | None:
     """Return safetensors' code of a dtype; None where it has none."""
     return _CODES.get(spec) if isinstance(spec, str) else None
