@@ -53,6 +53,16 @@ def test_backward_twice(after):
     beside(program, 3, reshard_after_forward=after)
 
 
+def test_a_penalty_on_slopes_of_inputs(after):
+    def program(m):
+        x = rows_of(m, X).clone().requires_grad_()
+        y = m(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (y.square().mean() + slope.square().mean()).backward()
+
+    beside(program, 3, reshard_after_forward=after)
+
+
 def test_a_part_runs_alone(after):
     def program(m):
         x, y = rows_of(m, X), rows_of(m, Y)
