@@ -1225,6 +1225,14 @@ MUTANTS = (
         ("ops/test_padding.py",),
     ),
     Mutant(
+        "what surrounds the part that a rank keeps is not set",
+        "redistribute/_execute.py",
+        "boxes.shape(kept[1]) == shape",
+        "True",
+        ("mpi/test_redistribute.py",),
+        2,
+    ),
+    Mutant(
         "all parts of a state are looked for at the places of the first",
         "core/engine/_pipeline.py",
         "accumulate([part.nbytes for part in state], initial=0)",

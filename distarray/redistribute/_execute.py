@@ -48,6 +48,7 @@ from distarray.comm import (
 )
 from distarray.errors import MismatchError
 from distarray.layout import REDUCTIONS, Layout, chunk, forget_recent, keep_recent, kept, recall
+from distarray.layout import box as boxes
 from distarray.redistribute._cost import DEFAULT_MODEL, CostModel
 from distarray.redistribute._messages import Messages, region
 from distarray.redistribute._plan import clear_planned, plan
@@ -331,13 +332,14 @@ def _describe_call(
 class _Local:
     """A step without communication: cut the own block, or set it among identities."""
 
-    __slots__ = ("_op", "_regions", "_shape")
+    __slots__ = ("_is_filled", "_op", "_regions", "_shape")
 
     def __init__(self, step: LocalStep, rank: int, shape: Shape) -> None:
         self._shape = shape
         self._op = step.op
         kept = step.kept_boxes(rank)
         self._regions = None if kept is None else (region(kept[0]), region(kept[1]))
+        self._is_filled = kept is not None and boxes.shape(kept[1]) == shape
 
     @property
     def regions(self) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
@@ -358,7 +360,7 @@ class _Local:
     def __call__(self, local: Buffer, _: Purpose | None = None) -> Buffer:
         dtype = local.dtype
         out = _memory.empty(self._shape, dtype, _backend.device_of(local))
-        if self._op is not None:
+        if self._op is not None and not self._is_filled:
             fill(
                 out, _backend.scalar(REDUCTIONS[self._op].identity(dtype.kind, dtype.itemsize), out)
             )
@@ -673,11 +675,11 @@ class _Exchange(_Collective):
             pairs = [(out[target], blocks[peers[0]][source]) for peers, source, target in takes]
             copy_boxes(pairs, total=total)
             return
-        boxes = [
+        parts = [
             (out[target], [blocks[peer][source] for peer in peers])
             for peers, source, target in takes
         ]
-        reduce_boxes(boxes, op, total=total)
+        reduce_boxes(parts, op, total=total)
 
 
 class _Together:
