@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,19 @@ def test_no_module_imports_the_public_door() -> None:
     assert [str(path) for path in inside if door.search(path.read_text())] == []
 
 
+def _output(program: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what a program prints in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+    ).stdout
+
+
 def test_import_starts_nothing() -> None:
     """``import distarray`` loads neither MPI nor Numba, nor what is optional or takes long."""
     program = (
@@ -57,16 +71,7 @@ def test_import_starts_nothing() -> None:
         " 'concurrent.futures', 'subprocess', 'socket', 'hashlib'];"
         "print(*(name for name in heavy if name in sys.modules))"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-    ).stdout.split()
-    assert output == [], "import distarray loads these"
+    assert _output(program) == "\n", "import distarray loads these"
 
 
 def test_numpys_functions_find_what_is_imported_late() -> None:
@@ -74,16 +79,7 @@ def test_numpys_functions_find_what_is_imported_late() -> None:
         "import numpy as np, distarray as da; x = da.ones((2, 2));"
         "print(float(np.linalg.norm(x)), np.fft.fft(x).tolist()[0][0].real)"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-    ).stdout.split()
-    assert output == ["2.0", "2.0"]
+    assert _output(program) == "2.0 2.0\n"
 
 
 PROCESS = """
@@ -115,16 +111,8 @@ print(*(name for name in before if before[name] != after[name]), sep="; ")
 def test_import_changes_nothing_in_the_process() -> None:
     """A process that no launcher started as one of several ranks stays as it was."""
     launchers = ("PMI", "OMPI", "PMIX", "SLURM", "HYD")
-    output = subprocess.run(
-        [sys.executable, "-c", PROCESS],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env={k: v for k, v in os.environ.items() if not k.startswith(launchers)}
-        | {"PYTHONPATH": str(ROOT)},
-    ).stdout
+    alone = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
+    output = _output(PROCESS, alone)
     assert output == "\n", f"import distarray changes these: {output}"
 
 
