@@ -332,14 +332,14 @@ def _describe_call(
 class _Local:
     """A step without communication: cut the own block, or set it among identities."""
 
-    __slots__ = ("_is_filled", "_op", "_regions", "_shape")
+    __slots__ = ("_is_whole", "_op", "_regions", "_shape")
 
     def __init__(self, step: LocalStep, rank: int, shape: Shape) -> None:
         self._shape = shape
         self._op = step.op
         kept = step.kept_boxes(rank)
         self._regions = None if kept is None else (region(kept[0]), region(kept[1]))
-        self._is_filled = kept is not None and boxes.shape(kept[1]) == shape
+        self._is_whole = kept is not None and boxes.shape(kept[1]) == shape
 
     @property
     def regions(self) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
@@ -360,7 +360,7 @@ class _Local:
     def __call__(self, local: Buffer, _: Purpose | None = None) -> Buffer:
         dtype = local.dtype
         out = _memory.empty(self._shape, dtype, _backend.device_of(local))
-        if self._op is not None and not self._is_filled:
+        if self._op is not None and not self._is_whole:
             fill(
                 out, _backend.scalar(REDUCTIONS[self._op].identity(dtype.kind, dtype.itemsize), out)
             )

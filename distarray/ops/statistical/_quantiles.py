@@ -488,7 +488,7 @@ def _compute(
         with ErrorsOfNumPy(name):
             function = getattr(np, name)
             return function(a, q, axis, None, overwrite_input, method, keepdims, weights=weights)
-    if q.__class__ in _NUMBERS and method.__class__ is str:
+    if weights is None and q.__class__ in _NUMBERS and method.__class__ is str:
         wanted = _read_number(name, q, method)
     else:
         check_one_mesh(name, a, q, weights)

@@ -20,6 +20,7 @@ from distarray.errors import (
     DTypeError,
     FloatingError,
     IndexingError,
+    MeshError,
     ShapeError,
 )
 from distarray.layout import Replicate, Shard
@@ -193,6 +194,19 @@ def test_weights_along_an_axis() -> None:
                 agrees(found, expected)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("q", [30, [30, 40]], ids=str)
+def test_weights_on_another_mesh_are_refused_by_all_ranks_alike(q: Any) -> None:
+    def program() -> str:
+        x = da.asarray(np.arange(8.0), mesh=da.init_device_mesh((RANKS,)), placements=[Shard(0)])
+        some = da.DeviceMesh([0, 1], device=x.mesh.device)
+        weights = da.asarray(np.arange(8.0), mesh=some, placements=[Shard(0)])
+        with pytest.raises(MeshError) as caught:
+            da.percentile(x, q, method="inverted_cdf", weights=weights)
+        return str(caught.value)
+
+    assert len(set(on_ranks(program))) == 1
 
 
 @pytest.mark.parametrize("ranks_per_node", [None, 1])
