@@ -16,7 +16,7 @@ from tests.ops.sorting.items import DTYPES, draw_items, identical
 from tests.ops.sorting.test_multiselection import select_on_rank, split
 from tests.ops.sorting.test_sort import expected_order
 
-only_on(2, 3)
+only_on(2, 3, 4)
 
 
 @pytest.mark.mpi
