@@ -206,13 +206,22 @@ class Program:
 
     def add(self, statement: Statement) -> Any:
         """Run a statement by NumPy."""
-        found = _perform(np, statement, self.values)
+        with _unwarned():
+            found = _perform(np, statement, self.values)
         if isinstance(found, np.ndarray) and not found.flags.writeable:
             found = found.copy()
         self.statements.append(statement)
         self.values[statement.number] = found
         self.answers[statement.number] = _copied(found)
         return found
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Ignore warnings, by filters that all threads share: enter it outside of ranks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _copied(found: Any) -> Any:
@@ -324,8 +333,7 @@ def _perform(
             raise MissingError
         return value[ref.part]
 
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+    with np.errstate(all="ignore"):
         try:
             args, options = _mapped((statement.args, statement.options), given)
             if statement.name == "array":
@@ -1626,7 +1634,7 @@ def _errors_of(programs: list[Program], refused: Counter[str]) -> list[str | Non
 
     setting = programs[0].setting
     try:
-        with limits(setting):
+        with limits(setting), _unwarned():
             found = simulate(RANKS, work, timeout=60, ranks_per_node=setting.ranks_per_node)
     except Exception as error:
         if len(programs) == 1:

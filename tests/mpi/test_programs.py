@@ -11,6 +11,7 @@ COMM = MPI.COMM_WORLD
 
 
 @pytest.mark.mpi
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(0, 80, 40))
 def test_programs_agree_with_numpy(first: int) -> None:
     for seed in range(first, first + 40):

@@ -225,15 +225,15 @@ def test_an_optimizer_that_cannot_be_tried_steps_with_a_warning():
         names = {p: name for name, p in mine.named_parameters()}
         optimizer = Peculiar(mine.parameters(), names)
         square_mean(mine, batch(mesh.rank)).backward()
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            optimizer.step()
-            optimizer.step()
-        return [str(one.message) for one in told]
+        optimizer.step()
+        optimizer.step()
 
-    told = [text for rank in on_ranks(1, program) + on_ranks(2, program) for text in rank]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        on_ranks(1, program)
+        on_ranks(2, program)
     assert told
-    assert all("Peculiar may step on shards" in text for text in told)
+    assert all("Peculiar may step on shards" in str(one.message) for one in told)
 
 
 def test_each_optimizer_is_tried_once(monkeypatch):
