@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from distarray.comm.kernels import limit_openblas
+
 LEAF: Final = 64
 """Rows of a triangle that are solved for at once, by NumPy in twice the operations, by BLAS at half
 of its speed in products; the rest is products."""
@@ -37,6 +39,7 @@ def _scipy(name: str, dtype: Any) -> Callable[..., Any] | None:
         from scipy.linalg import cython_blas, cython_lapack, get_blas_funcs
     except ImportError:
         return None
+    limit_openblas()  # SciPy has one of its own
     if name == "quick trsm":
         return get_blas_funcs("trsm", dtype=dtype)
     module = cython_lapack if name == "getrf" else cython_blas

@@ -3,7 +3,13 @@
 from distarray.comm.kernels._choice import choices, choose_anew, run_faster
 from distarray.comm.kernels._jit import Source, compiling_at_once, kernel, load_kernels
 from distarray.comm.kernels._loop_nest import address_of
-from distarray.comm.kernels._threads import cores, run_in_threads, thread_count
+from distarray.comm.kernels._threads import (
+    cores,
+    limit_openblas,
+    run_in_threads,
+    share_cores,
+    thread_count,
+)
 
 __all__ = [
     "Source",
@@ -13,8 +19,10 @@ __all__ = [
     "compiling_at_once",
     "cores",
     "kernel",
+    "limit_openblas",
     "load_kernels",
     "run_faster",
     "run_in_threads",
+    "share_cores",
     "thread_count",
 ]

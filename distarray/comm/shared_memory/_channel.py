@@ -37,7 +37,7 @@ from distarray.comm.cuda import _ipc
 from distarray.comm.failures._presence import message_of_gone
 from distarray.comm.failures._waits import Meeting, count_by, waiting
 from distarray.comm.failures._watchdog import timeout, timeout_message
-from distarray.comm.kernels import kernel
+from distarray.comm.kernels import kernel, share_cores
 from distarray.comm.shared_memory import _arena
 from distarray.comm.shared_memory._slots import (
     BARRIER,
@@ -536,6 +536,7 @@ def attach(
         arena = _arena.arena()
         offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
     everyone = all_gather_object((offer, len(members), _cores()))
+    share_cores(_cores(), [everyone[rank][-1] for rank in members])
     if all(alone == 1 for _, alone, _ in everyone) and len(world_ranks) > 1:
         return None
     offers = [theirs for theirs, *_ in everyone]
