@@ -8,7 +8,6 @@ another. In a node the boxes are read where they lie.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,9 +152,10 @@ def _refuse(exchange: Exchange, reason: str, async_op: bool) -> None:
 
 def _in_background(exchange: Exchange, run: Callable[[Exchange], Any]) -> Any:
     """Begin an exchange on a communicator of its own, and return its handle."""
-    communicator = exchange.communicator
-    if communicator.size > 1:
-        exchange = replace(exchange, communicator=communicator.background())
+    one = exchange
+    if one.communicator.size > 1:
+        background = one.communicator.background()
+        exchange = Exchange(background, one.receives, one.sends, one.what, one.source)
     return run_in_background(lambda _: run(exchange))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,8 +20,7 @@ Move: TypeAlias = tuple[Layout, Layout] | None
 """Of an operand: the layout it has and the one it must have, or None where it fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(NamedTuple):
     """What an operation does to the axes of its arrays, in the manner of an einsum string.
 
     A letter is an axis of the iteration space. Cutting a letter cuts every array that carries it;
@@ -33,7 +31,7 @@ class Spec:
     inputs: tuple[Letters, ...]
     output: Letters
     combine: str | None = None
-    partial: tuple[Rule, ...] = field(default=())
+    partial: tuple[Rule, ...] = ()
     """More rules, for inputs that are Partial; they apply only to inputs that fit as they are."""
     exchanged: tuple[int, ...] | None = None
     """Letters along which the states of blocks are exchanged, if they are. Where the output lacks
@@ -61,8 +59,7 @@ class Spec:
         return self.combine is not None or letter in known
 
 
-@dataclass(frozen=True, eq=False)
-class Layouts:
+class Layouts(NamedTuple):
     """The layouts of operands and result, where an operation finds them itself.
 
     So it is where boundaries follow from arguments or from several arrays, or items change places.
@@ -79,15 +76,16 @@ class Layouts:
     counted: int | None = None
     """The axis of the result along which values tell how long its blocks are, if there is one. The
     engine exchanges these lengths; that of the axis in `output` does not matter."""
+    plan: Any = None
+    """What else the local step has to know."""
 
 
-@dataclass(frozen=True, eq=False)
-class Panels:
+class Panels(NamedTuple):
     """How the local step itself brings operands, a panel at a time, instead of the engine."""
 
     letter: int
     """The axis of the iteration space that is cut."""
-    count: int
+    pieces: int
     """Into how many panels at most."""
     moves: tuple[Move, ...]
     """For each operand the layouts before and after, or None where it does not come by panels."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.fft._plan import plan
-from distarray.fft._stages import Stage, Task
+from distarray.fft._stages import Task
 from distarray.layout import Layout, normalize_axis
 from distarray.ops import copyto
 from distarray.typing import Buffer
@@ -48,13 +47,6 @@ class _Arguments(NamedTuple):
     workers: int | None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Program(Layouts):
-    """The stages that a process goes through."""
-
-    stages: tuple[Stage, ...]
-
-
 def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     try:
         dtype = op.local(np.empty((0, 2), call.dtypes[0])).dtype
@@ -63,7 +55,7 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     return dtype, dtype
 
 
-def _spec(op: Op, call: Call) -> _Program:
+def _spec(op: Op, call: Call) -> Layouts:
     arguments: _Arguments = call.static
     forward, real = _KINDS[_base(op.name)]
     dtype = np.result_type(_dtypes(op, call)[1], np.complex64)
@@ -73,12 +65,12 @@ def _spec(op: Op, call: Call) -> _Program:
     source = call.layouts[0].without_partial()
     stages = plan(source, task)
     sends = tuple(send for stage in stages for send in stage.sends)
-    return _Program((source,), stages[-1].after, sends, stages=stages)
+    return Layouts((source,), stages[-1].after, sends, plan=stages)
 
 
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:
-    program: Any = step.spec
-    functions = [stage.bind(i > 0) for i, stage in enumerate(program.stages)]
+    spec: Any = step.spec
+    functions = [stage.bind(i > 0) for i, stage in enumerate(spec.plan)]
 
     def transform(block: Buffer) -> Buffer:
         for function in functions:

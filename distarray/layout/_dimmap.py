@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from distarray.errors import ArgumentTypeError, AxisError, ShapeError
 from distarray.layout._axes import normalize_axes
 from distarray.typing import Shape
 
 
-@dataclass(frozen=True, slots=True)
-class InputAxis:
+class InputAxis(NamedTuple):
     """Axis `axis` of the input, unchanged."""
 
     axis: int
 
 
-@dataclass(frozen=True, slots=True)
-class Flatten:
+class Flatten(NamedTuple):
     """Several input axes as one, in row-major order."""
 
     axes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """Part `part` of an axis that is cut, in row-major order, into axes of the lengths `shape`."""
 
     source: InputAxis | Flatten
@@ -36,32 +32,28 @@ class Split:
     part: int
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(NamedTuple):
     """An axis of `size` equal items: a new one, or input axis `axis`, which has length 1."""
 
     size: int
     axis: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Singleton:
+class Singleton(NamedTuple):
     """A new axis of length 1."""
 
 
 AxisSource: TypeAlias = InputAxis | Flatten | Split | Broadcast | Singleton
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Input axes and output axes that hold the same elements in the same row-major order."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DimMap:
+class DimMap(NamedTuple):
     """A shape operation as data.
 
     Attributes

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
+from typing import NamedTuple
 
 from distarray.layout._dimmap import (
     AxisSource,
@@ -22,8 +22,7 @@ from distarray.layout._placements import Placement, Replicate, Shard
 from distarray.typing import Shape
 
 
-@dataclass(slots=True)
-class _Axis:
+class _Axis(NamedTuple):
     """How an array axis of a layout in the making is cut; `offsets` None means torch.chunk's."""
 
     cuts: tuple[int, ...] = ()

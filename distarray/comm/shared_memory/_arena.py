@@ -19,7 +19,7 @@ import os
 import threading
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,7 @@ have read, and no longer to write over 64 MiB.
 HAS_MEMORY_FILES = hasattr(os, "memfd_create")  # Linux; elsewhere there is no arena
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
+class MemoryStats(NamedTuple):
     """What a pool of this process holds, in bytes.
 
     Examples

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -394,13 +393,13 @@ class Step:
         moves, self.partial = resolve(spec, layouts, work)
         if spec.exchanged and self._states_outgrow(moves[0][1] if moves[0] else layouts[0], spec):
             # The exchange finds that nothing is cut along its axes: kept axes are, instead.
-            moves, self.partial = resolve(replace(spec, exchanged=None), layouts, work)
+            moves, self.partial = resolve(spec._replace(exchanged=None), layouts, work)
         combine = spec.combine if self.partial.has_partial else None
         kind = None if combine is None or self.total is None else self.total.kind
         if combine and kind and not REDUCTIONS[combine].has_exact_identity(kind):
             source = moves[0][1] if moves[0] else layouts[0]
             if _has_empty_block(source, spec):  # it must contribute nothing, and could not
-                self.spec = replace(spec, combine=None, partial=())
+                self.spec = spec._replace(combine=None, partial=())
                 moves, self.partial = resolve(self.spec, layouts, work)
         return moves
 

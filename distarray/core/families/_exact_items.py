@@ -7,8 +7,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from distarray.typing import Buffer, Shape
 Box: TypeAlias = tuple[Any, ...]  # of slices
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(NamedTuple):
     """Real items to add up.
 
     Attributes

@@ -427,7 +427,7 @@ def _spec(op: Op, call: Call) -> Spec:
         None if size == 1 and layout.shape[shift + i] != 1 else shift + i
         for i, size in enumerate(mask)
     )
-    return replace(spec, inputs=(*spec.inputs, letters))
+    return spec._replace(inputs=(*spec.inputs, letters))
 
 
 def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:

@@ -9,7 +9,6 @@ whichever processes have them. What "edge" repeats and "constant" puts there eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -138,7 +137,7 @@ def surround(layout: Layout, reaches: Reaches, what: str, *, inside: bool = Fals
         shape[axis] = high - low
         fills += _fills(axis, low, high, layout.shape[axis], mode)
     source = None if inside else layout
-    exchange = Exchange(communicator, tuple(receives), tuple(sends), what, source)
+    exchange = Exchange(communicator, receives, sends, what, source)
     return Surroundings(exchange, tuple(shape), tuple(fills))
 
 
@@ -257,7 +256,7 @@ def fetch_rims(
     Stretches hold their blocks, which are not copied. It is collective as that of `fetch`.
     """
     found = surround(layout, {axis: (reach, None)}, what)
-    exchange, own = found.exchange, own_block(layout, axis)
+    whole, own = found.exchange, own_block(layout, axis)
     start, stop = layout.partition(axis).bounds(own)
     low, high = reach(own)
 
@@ -267,8 +266,8 @@ def fetch_rims(
             key[axis] = slice(*(i - (stop - start) for i in (key[axis].start, key[axis].stop)))
         return pair._replace(target=pair.target._replace(key=tuple(key)))
 
-    others = (pair for pair in exchange.receives if pair.peer != exchange.communicator.rank)
-    exchange = replace(exchange, receives=tuple(map(close_gap, others)))
+    receives = (close_gap(pair) for pair in whole.receives if pair.peer != whole.communicator.rank)
+    exchange = Exchange(whole.communicator, receives, whole.sends, whole.what, whole.source)
     shape = (*found.shape[:axis], high - low - (stop - start), *found.shape[axis + 1 :])
     parts = [(*(WHOLE,) * axis, part) for part in (slice(start - low), slice(start - low, None))]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,12 +81,14 @@ def _rim_of_block(
 
 def _edges(exchange: Exchange, interior: Sequence[slice]) -> Exchange:
     """Return an exchange without what puts the block itself into the surrounded one."""
-    own = exchange.communicator.rank
+    communicator = exchange.communicator
 
     def of_others(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+        own = communicator.rank
         return tuple(pair for pair in pairs if pair.peer != own or not _is_at(pair, interior))
 
-    return replace(exchange, receives=of_others(exchange.receives), sends=of_others(exchange.sends))
+    receives, sends = of_others(exchange.receives), of_others(exchange.sends)
+    return Exchange(communicator, receives, sends, exchange.what, exchange.source)
 
 
 def _is_at(pair: Pair, interior: Sequence[slice]) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -69,10 +68,11 @@ def selection(name: str) -> Op:
     return Op(name, np.take, lambda _, call: _outcome(call.layouts[0], call.static), bind=_bind)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Outcome(Layouts):
+class Outcome(NamedTuple):
     """What selections of a layout have in common that take as much from the same blocks."""
 
+    output: Layout
+    """Of the result."""
     kept: Layout
     """Layout of what a process takes of its block, a view."""
     taken: tuple[int, ...]
@@ -85,19 +85,20 @@ class Outcome(Layouts):
     """Integers alone: a number in NumPy, and no view."""
     is_local: bool
     """Nothing is sent: no other process has items of the taken axes."""
-    _values: dict[Shape, Layout] = field(default_factory=dict)
+    values: dict[Shape, Layout]
+    """What `value_layout` has found."""
 
     def value_layout(self, shape: Shape) -> Layout:
         """Return the layout of a value whose blocks broadcast to those of the view.
 
         `shape` has the last axes of `kept`, each of its length or of length 1.
         """
-        found = self._values.get(shape)
+        found = self.values.get(shape)
         if found is None:
             shift = self.kept.ndim - len(shape)
             same = [a for a, size in enumerate(shape) if size == self.kept.shape[a + shift]]
             found = carry_cuts(self.kept, shape, {axis + shift: axis for axis in same})
-            self._values[shape] = found
+            self.values[shape] = found
         return found
 
 
@@ -153,8 +154,8 @@ class Selection:
             step = self.step = steps[op, parts, source, x._local.dtype]
             # Ranks must agree on it: other items of one block leave layouts that are the same.
             self._purpose = Purpose(_number(items), self.text)
-            self._outcome = step.spec
-            self.kept = step.spec.kept
+            self._outcome = step.spec.plan
+            self.kept = step.spec.plan.kept
         else:
             self.kept = parts.in_view(source)
 
@@ -167,7 +168,7 @@ class Selection:
     def outcome(self) -> Outcome:
         """What keys like this leave."""
         if self._outcome is None:
-            self._outcome = _outcome(self._source, self._parts)
+            self._outcome = _outcome(self._source, self._parts).plan
         return self._outcome
 
     def take(self, x: BaseArray) -> Any:
@@ -284,7 +285,7 @@ def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key,
     return tuple(key), parts
 
 
-def _outcome(layout: Layout, parts: Parts) -> Outcome:
+def _outcome(layout: Layout, parts: Parts) -> Layouts:
     """Return the layouts of a selection, given what it takes of the blocks."""
     flipped = parts.flipped
     taken = tuple([place for place, _, _ in parts.taken])
@@ -300,23 +301,15 @@ def _outcome(layout: Layout, parts: Parts) -> Outcome:
         sends.append((kept, freed, True))
     if flipped:
         sends.append((kept, output, False))
-    return Outcome(
-        (layout,),
-        output,
-        tuple(sends),
-        copies_view=bool(taken or flipped or parts.is_item),
-        kept=kept,
-        taken=taken,
-        flipped=flipped,
-        cut=freed,
-        is_item=parts.is_item,
-        is_local=is_local,
-    )
+    outcome = Outcome(output, kept, taken, flipped, freed, parts.is_item, is_local, {})
+    is_copy = bool(taken or flipped or parts.is_item)
+    return Layouts((layout,), output, tuple(sends), copies_view=is_copy, plan=outcome)
 
 
 def _bind(step: Step) -> Callable[[Key, Purpose, Buffer], Buffer]:
     """Return the function that takes the selected items of this process's block."""
-    found: Any = step.spec
+    spec: Any = step.spec
+    found: Outcome = spec.plan
     output = found.output
     shape = output.local_shape()
     if found.is_local:

@@ -9,8 +9,7 @@ is what a block needs of its neighbours' items (`_neighbours`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -53,21 +52,23 @@ class Pair(NamedTuple):
     target: Window
 
 
-@dataclass(frozen=True, slots=True)
 class Exchange:
     """What one process receives and sends; both in the same order on both sides."""
 
-    communicator: Any
-    receives: tuple[Pair, ...]
-    sends: tuple[Pair, ...]
-    what: str
-    source: Layout | None = None
-    """Of the blocks that are sent, where they have one."""
-    token: int = field(init=False)
-    _small: dict[Any, SmallBlocks | None] = field(init=False, default_factory=dict, compare=False)
+    __slots__ = ("_small", "communicator", "receives", "sends", "source", "token", "what")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "token", token(self.what))
+    def __init__(
+        self,
+        communicator: Any,
+        receives: Iterable[Pair],
+        sends: Iterable[Pair],
+        what: str,
+        source: Layout | None = None,
+    ) -> None:
+        """`source` is that of the blocks that are sent, where they have one."""
+        self.communicator, self.what, self.source = communicator, what, source
+        self.receives, self.sends, self.token = tuple(receives), tuple(sends), token(what)
+        self._small: dict[Any, SmallBlocks | None] = {}
 
     def small(self, dtype: Any) -> SmallBlocks | None:
         """Return how blocks travel that are small and in host memory; None of others."""
@@ -278,7 +279,7 @@ def _boxes_and_stretches(
         receives += pairs(other, mine, peer, gather)
         sends += pairs(mine, other, peer, gather)
     source = layout if gather else flat
-    return Exchange(communicator, tuple(receives), tuple(sends), what, source)
+    return Exchange(communicator, receives, sends, what, source)
 
 
 # --- mirror images -------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,9 @@ def _with_places(found: Advanced) -> Advanced:
             indices += [Index(index.axis + k, 1, len(arrays) + k, False) for k in range(index.ndim)]
             arrays += places
         else:
-            indices.append(replace(index, operand=len(arrays)))
+            indices.append(index._replace(operand=len(arrays)))
             arrays.append(array)
-    return Advanced(replace(found.key, indices=tuple(indices)), tuple(arrays))
+    return Advanced(found.key._replace(indices=tuple(indices)), tuple(arrays))
 
 
 def get_by_arrays(x: BaseArray, found: Advanced) -> Any:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,11 +108,10 @@ def bring(x: BaseArray, other: BaseArray) -> BaseArray:
 # --- layouts -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Indexing(Layouts):
-    """The layouts of an array, of index arrays together, and of the items that they select."""
+class Indexing(NamedTuple):
+    """The layouts of index arrays together, and of the items that they select."""
 
-    index: Layout
+    indices: Layout
     """Of the index arrays, broadcast to one shape."""
     selected: Layout
     """Of the selected items: `place` axes of the array's others, those of the index, the rest."""
@@ -234,7 +232,7 @@ def known_layout(have: Layout, want: Layout) -> Layout:
     return have if have.is_replicated else want
 
 
-def _gather_spec(_: Op, call: Call) -> Indexing:
+def _gather_spec(_: Op, call: Call) -> Layouts:
     axes, place, _ = call.static
     layout, *own = call.layouts
     shape = checked_shape(layout, own, axes)
@@ -248,9 +246,8 @@ def _gather_spec(_: Op, call: Call) -> Indexing:
         if layout.size < prod(selected.partition(axis).largest for axis in range(selected.ndim)):
             # A row comes once, however often it is asked for.
             sends = ((layout, replicated_layout(layout.mesh, layout.shape), True),)
-    return Indexing(
-        (layout, *moved), selected, sends, index=index, selected=selected, cutting=cutting
-    )
+    plan = Indexing(index, selected, cutting)
+    return Layouts((layout, *moved), selected, sends, plan=plan)
 
 
 # --- the local step ------------------------------------------------------------------------------
@@ -263,16 +260,18 @@ class IndexBlocks:
         self, step: Step, own: Sequence[Layout], axes: IndexedAxes, own_places: Sequence[bool]
     ) -> None:
         """`own` are the layouts of the index arrays, as they come."""
-        found: Any = step.spec
-        layout, mesh = step.sources[0], found.index.mesh
-        box = found.index.local_box()
+        spec: Any = step.spec
+        found: Indexing = spec.plan
+        layout = step.sources[0]
+        mesh: Any = found.indices.mesh
+        box = found.indices.local_box()
         assert box is not None  # only processes of the mesh have blocks
         self.shape = boxes.shape(box)
         self._box, self._step, self._own, self._axes = box, step, own, axes
         self._own_places = own_places
         self._sizes = [0 if axis is None else layout.shape[axis] for axis in axes]
         self._blocks = [Blocks(layout.partition(a).offsets) for a in axes if a is not None]
-        self._is_empty = 0 in found.index.shape
+        self._is_empty = 0 in found.indices.shape
         self.communicator: Communicator | None = None
         """Of the ranks that have the rows, where there are several."""
         if found.cutting and mesh.communicator(found.cutting).size > 1:

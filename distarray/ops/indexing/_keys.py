@@ -9,7 +9,6 @@ all where a slice, `...` or None is between them. Next to an index array an inte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +23,7 @@ _FEW = 32
 """Items of which Python finds the least and the greatest sooner than NumPy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(NamedTuple):
     """One advanced index: an array of integers, a mask, a boolean, or an integer beside them."""
 
     axis: int
@@ -39,8 +37,7 @@ class Index:
     """Whether it has for each item its place along the axis: the array has but the shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdvancedKey:
+class AdvancedKey(NamedTuple):
     """What a key says apart from the items of its arrays; hashable."""
 
     basic: Key

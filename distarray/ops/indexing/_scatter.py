@@ -21,6 +21,7 @@ from distarray.comm import Communicator, _backend, group_rows, push_rows, take_r
 from distarray.core import (
     BaseArray,
     Call,
+    Layouts,
     Op,
     Step,
     caller,
@@ -82,7 +83,7 @@ def write_by_arrays(
     run(_write, (view, *indices, value), static)
 
 
-def _spec(_: Op, call: Call) -> Indexing:
+def _spec(_: Op, call: Call) -> Layouts:
     axes, place, _, _ = call.static
     layout, *own = call.layouts
     values = own[len(axes) :]
@@ -97,9 +98,8 @@ def _spec(_: Op, call: Call) -> Indexing:
     sends: tuple[tuple[Layout, Layout, bool], ...] = ()
     if not everywhere and count_blocks(layout, cutting) > 1:
         sends = ((layout, selected, False),)
-    return Indexing(
-        (layout, *moved), layout, sends, index=index, selected=selected, cutting=cutting
-    )
+    plan = Indexing(index, selected, cutting)
+    return Layouts((layout, *moved), layout, sends, plan=plan)
 
 
 def _check_fits(shape: Shape, selected: Shape) -> Shape:
@@ -118,11 +118,11 @@ def _check_fits(shape: Shape, selected: Shape) -> Shape:
 class _Value:
     """Brings blocks of a value into rows: one for each item of this rank's part of the index."""
 
-    def __init__(self, layout: Layout, found: Any, place: int) -> None:
+    def __init__(self, layout: Layout, found: Indexing, place: int) -> None:
         box = found.selected.local_box()
         assert box is not None  # only processes of the mesh have blocks
         self._shape = boxes.shape(box)
-        s = found.index.ndim
+        s = found.indices.ndim
         of_index = range(place, place + s)
         first = found.selected.ndim - layout.ndim
         self.varies = any(
@@ -147,14 +147,15 @@ class _Value:
 
 def _bind(step: Step) -> Callable[..., Buffer]:
     axes, place, own_places, ufunc = step.call.static
-    found: Any = step.spec
+    spec: Any = step.spec
+    found: Indexing = spec.plan
     n = len(axes)
     depth = sum(axis is not None for axis in axes)
     index = IndexBlocks(step, step.sources[1 : 1 + n], axes, own_places)
     value = None if len(step.sources) == 1 + n else _Value(step.sources[-1], found, place)
     varies = value is not None and value.varies
-    everywhere = not any(type(p) is Shard for p in found.index.placements)
-    places = None if _lies_in_order(found.index, found.cutting) else _places(found.index)
+    everywhere = not any(type(p) is Shard for p in found.indices.placements)
+    places = None if _lies_in_order(found.indices, found.cutting) else _places(found.indices)
     comm = index.communicator
     call = caller(ufunc, step.call.dtypes[-1:])
     # Owners write such rows from where they lie; but kernels of GPUs would in any order.

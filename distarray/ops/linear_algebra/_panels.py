@@ -113,7 +113,7 @@ class MultiplyByPanels:
             for source, move in zip(step.sources, panels.moves, strict=True)
         ]
         self._cells = _find_cells(panels.letter, self._inputs, step.sources, panels.moves)
-        self._pieces = [(cell, -(-(cell[1] - cell[0]) // panels.count)) for cell in self._cells]
+        self._pieces = [(cell, -(-(cell[1] - cell[0]) // panels.pieces)) for cell in self._cells]
         self._adds_up = panels.letter not in self._output
         self._is_wide = all(_is_wide(*move) for move in panels.moves if move is not None)
         # Half precision is rounded once, after all is added up.

@@ -10,7 +10,6 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -57,13 +56,6 @@ from distarray.typing import Axes, Buffer, Shape
 # --- the family ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Join(Layouts):
-    """Layouts of a join, and what the parts of the result are."""
-
-    parts: tuple[Part, ...]
-
-
 def join(name: str) -> Op:
     """Return an operation that joins arrays, or stretches of one.
 
@@ -96,13 +88,13 @@ def _spec(_: Op, call: Call) -> Layouts:
         for part in parts:
             mark_counted(part.src)
             mark_counted(part.dst)
-    return Join(tuple(inputs), output, tuple(sends), parts=tuple(parts))
+    return Layouts(tuple(inputs), output, tuple(sends), plan=tuple(parts))
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
     spec: Any = step.spec
     axis, name = step.call.static[0], step.op.name
-    return Joined(name, spec.inputs, axis, spec.parts, spec.output, step.call.dtypes[0])
+    return Joined(name, spec.inputs, axis, spec.plan, spec.output, step.call.dtypes[0])
 
 
 _concat = join("concat")

@@ -8,9 +8,8 @@ blocks end. Otherwise blocks must be cut anew, and no process ever holds much mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,8 +40,7 @@ _OF_LENGTH_1 = (dimmap.InputAxis, dimmap.Singleton)
 """Sources of axes where a change drops and adds axes of length 1 alone."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Program(Layouts):
+class Program(NamedTuple):
     """How arrays of one layout become arrays of one shape on this process."""
 
     change: DimMap
@@ -84,7 +82,7 @@ class Program(Layouts):
         return False
 
 
-def _program(_: Op, call: Call) -> Program:
+def _spec(_: Op, call: Call) -> Layouts:
     (layout,) = call.layouts
     change = dimmap.reshape(layout.shape, call.static)
     found = route(layout, change.out_shape)
@@ -92,10 +90,7 @@ def _program(_: Op, call: Call) -> Program:
     joined = [pair for group in groups for pair in pairwise(group.inputs)]
     local = layout.local_shape()
     long = [axis for axis, size in enumerate(layout.shape) if size != 1]
-    return Program(
-        (layout,),
-        found.reached,
-        tuple(found.moves),
+    program = Program(
         change=change,
         route=found,
         joined=joined,
@@ -103,14 +98,16 @@ def _program(_: Op, call: Call) -> Program:
         hidden=[axis for axis, size in enumerate(layout.shape) if local[axis] < 2 <= size],
         inner=long[-1] if long else None,
     )
+    return Layouts((layout,), found.reached, tuple(found.moves), plan=program)
 
 
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:
-    program: Any = step.spec
-    shape = program.output.local_shape()
-    if not program.sends:  # in place, one relabelling does
+    spec: Any = step.spec
+    program: Program = spec.plan
+    shape = spec.output.local_shape()
+    if not spec.sends:  # in place, one relabelling does
         if all(isinstance(one, _OF_LENGTH_1) for one in program.change.axes):
-            return relabel(program.change)[1](program.output)
+            return relabel(program.change)[1](spec.output)
         return lambda block: block.reshape(shape)
     steps = program.route.bind()
 
@@ -122,7 +119,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     return follow_route
 
 
-_reshape = Op("reshape", np.reshape, _program, bind=_bind)
+_reshape = Op("reshape", np.reshape, _spec, bind=_bind)
 
 
 @register
@@ -174,8 +171,9 @@ def reshape(
 def _reshape_as(x: Any, asked: Shape, copy: bool | None, contiguous: bool = False) -> Any:
     """Return `reshape(x, asked, copy=copy)`; a view only if its items are `contiguous`."""
     step = steps[_reshape, asked, x._layout, x._local.dtype]
-    program: Any = step.spec
-    if copy is False and program.sends:
+    spec: Any = step.spec
+    program: Program = spec.plan
+    if copy is False and spec.sends:
         raise ArgumentError(
             f"reshape of {x._layout} to {asked} with copy=False: items must move to other "
             "processes; leave copy out, or redistribute first"
@@ -193,16 +191,16 @@ def _reshape_as(x: Any, asked: Shape, copy: bool | None, contiguous: bool = Fals
             f"whose strides are {x._local.strides}; leave copy out"
         )
     read_only = not _backend.is_writeable(x._local)  # so is a copy: some blocks might be views
-    if copy is None and (program.sends or program.varied or read_only):
-        return new_copied_view(x, unshare(block, x._local), program.output)
+    if copy is None and (spec.sends or program.varied or read_only):
+        return new_copied_view(x, unshare(block, x._local), spec.output)
     if copy is None and not step.outside:  # where no strides tell, writing is not refused
         if program.is_unclear(x._local):
-            return new_copied_view(x, unshare(block, x._local), program.output)
+            return new_copied_view(x, unshare(block, x._local), spec.output)
         if not program.fits(x._local, contiguous):
             block = unshare(block, x._local)
     elif copy:
         block = unshare(block, x._local)
-    return x._new(block, program.output)
+    return x._new(block, spec.output)
 
 
 @register

@@ -10,8 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ _MOST_BINS_TRIED: Final = 100
 """By Stone's rule, of few items; of many the square root of their number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What the rules for a number of bins need to know of all items within the range."""
 
     dtype: np.dtype[Any]
