@@ -38,6 +38,7 @@ from distarray.comm._grouping import (
     merge_runs,
     take_rows,
 )
+from distarray.comm._launcher import own_place
 from distarray.comm._log import (
     CommLog,
     copy_log_context,
@@ -70,7 +71,6 @@ from distarray.comm._states import (
     join_states,
     scatter_states,
 )
-from distarray.comm.failures import _abort
 from distarray.comm.failures._waits import background_work, waiting
 from distarray.comm.kernels._loop_nest import fill
 from distarray.comm.kernels._machine import load as load_measured
@@ -148,5 +148,7 @@ __all__ = [
     "world",
 ]
 
-if _abort.is_launched():  # by its launcher a process is a rank before it makes a mesh
-    _abort.install()
+if own_place() is not None:  # by its launcher a process is a rank before it makes a mesh
+    from distarray.comm.failures._abort import install
+
+    install()

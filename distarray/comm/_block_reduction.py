@@ -33,7 +33,6 @@ from distarray.comm._reductions import (
     unheard,
     widen_bfloat16,
 )
-from distarray.comm.cuda._boxes import launch_reductions
 from distarray.comm.kernels._choice import run_faster
 from distarray.comm.kernels._jit import kernel
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, Axis, joint_axes, offsets
@@ -178,6 +177,8 @@ def _by_kernel(dst: np.ndarray, sources: Sequence[np.ndarray], op: str, streamin
 
 def _by_device_kernel(boxes: Sequence[tuple[Buffer, Sequence[Buffer]]], op: str) -> bool:
     """Reduce arrays in device memory by launches where kernels serve; tell whether they did."""
+    from distarray.comm.cuda._boxes import launch_reductions
+
     kind, way, number = _kernel_of(boxes[0][1][0].dtype, op)
     if kind == "bf16":
         boxes = [_as_bits(*box) for box in boxes]

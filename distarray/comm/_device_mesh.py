@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
+from types import ModuleType
 from typing import Any, Never, final
 
 from distarray.comm._communicator import Communicator
 from distarray.comm._launcher import launched_local_rank
 from distarray.comm.cuda import _device
-from distarray.comm.mpi import _transport
 from distarray.comm.simulated import _ranks
 from distarray.errors import ArgumentTypeError, DeviceError, MeshError, PlacementError
 from distarray.layout import (
@@ -37,7 +37,14 @@ def world() -> Communicator:
     The first use outside ``simulate`` starts MPI.
     """
     simulated = _ranks.simulated_world()
-    return _transport.world() if simulated is None else simulated
+    return _transport().world() if simulated is None else simulated
+
+
+@functools.cache
+def _transport() -> ModuleType:
+    from distarray.comm.mpi import _transport
+
+    return _transport
 
 
 def as_communicator(comm: Any) -> Communicator:
@@ -50,7 +57,7 @@ def as_communicator(comm: Any) -> Communicator:
         return world()
     if isinstance(comm, Communicator):
         return comm
-    return _transport.based_on(comm)
+    return _transport().based_on(comm)
 
 
 @final

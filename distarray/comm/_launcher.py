@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from distarray.comm._settings import setting
 from distarray.errors import ArgumentError, DeviceError
@@ -87,6 +88,24 @@ def launched_place() -> Place | None:
         if all(map(str.isdecimal, told)) and int(told[1]) > 1:
             return Place(*map(int, told))
     return None
+
+
+def own_place() -> Place | None:
+    """Return which of several ranks this is; None where it is the only one, or is done with MPI."""
+    mpi = started_mpi()
+    if mpi is not None:
+        if mpi.Is_finalized():
+            return None
+        comm = mpi.COMM_WORLD
+        place = Place(comm.Get_rank(), comm.Get_size())
+        return place if place.size > 1 else None
+    return launched_place()
+
+
+def started_mpi() -> Any:
+    """Return ``mpi4py.MPI`` where it has started MPI."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    return mpi if getattr(mpi, "COMM_WORLD", None) is not None and mpi.Is_initialized() else None
 
 
 def launched_local_rank() -> int | None:

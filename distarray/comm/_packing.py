@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm.cuda._boxes import launch_copies
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel
 from distarray.comm.kernels._threads import run_on_parts
 from distarray.errors import ShapeError
@@ -40,7 +39,7 @@ def copy_box(dst: Buffer, src: Buffer, *, total: int = 0) -> None:
     if nbytes < _KERNEL_BYTES or not _plain(dst, src):
         if isinstance(dst, np.ndarray):
             dst[...] = src
-        elif not launch_copies([(dst, src)]):
+        elif not _launch_copies([(dst, src)]):
             _backend.assign(dst, src)
         return
     streaming = max(total, nbytes) >= STREAMING_BYTES
@@ -58,10 +57,16 @@ def copy_boxes(pairs: Sequence[tuple[Buffer, Buffer]], *, total: int = 0) -> Non
     In device memory this is one launch for all pairs, of any sources. No two destinations share
     memory.
     """
-    if pairs and not isinstance(pairs[0][0], np.ndarray) and launch_copies(pairs):
+    if pairs and not isinstance(pairs[0][0], np.ndarray) and _launch_copies(pairs):
         return
     for dst, src in pairs:
         copy_box(dst, src, total=total)
+
+
+def _launch_copies(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
+    from distarray.comm.cuda._boxes import launch_copies
+
+    return launch_copies(pairs)
 
 
 def _plain(dst: Buffer, src: Buffer) -> bool:

@@ -64,7 +64,7 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
-_HOMES: Final = re.compile(r"distarray(\.(array|fft|linalg|ops)\..*)?")
+_HOMES: Final = r"distarray(\.(array|fft|linalg|ops)\..*)?"
 """Modules of public functions of arrays."""
 _METADATA: Final = (
     "broadcast_shapes",
@@ -246,7 +246,7 @@ def compare_public_calls(namespace: dict[str, Any], *classes: type) -> None:
     known: dict[int, Callable[..., Any]] = {}  # a function of two names stays one function
     for name, function in list(namespace.items()):
         home = getattr(function, "__module__", None) or ""
-        if _HOMES.fullmatch(home) and not isinstance(function, type) and name not in _OWN:
+        if re.fullmatch(_HOMES, home) and not isinstance(function, type) and name not in _OWN:
             if id(function) not in known:
                 known[id(function)] = compare_arguments(function, function.__name__)
             namespace[name] = known[id(function)]

@@ -7,10 +7,9 @@ others are exchanges with a name: a regular pattern for which a transport may ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,8 +31,14 @@ from distarray.redistribute._schedule import WHOLE, Part, Transfer
 from distarray.typing import Box
 
 
-@dataclass(frozen=True, slots=True)
-class LocalStep:
+class _Local(NamedTuple):
+    kind: str
+    src: Layout
+    dst: Layout
+    dtype: np.dtype[Any]
+
+
+class LocalStep(_Local):
     """A step without communication.
 
     Attributes
@@ -48,11 +53,7 @@ class LocalStep:
         Of the values.
     """
 
-    kind: str
-    src: Layout
-    dst: Layout
-    dtype: np.dtype[Any]
-
+    __slots__ = ()
     name: ClassVar[str] = "local"
 
     @property
@@ -105,8 +106,14 @@ class LocalStep:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeStep:
+class _Exchange(NamedTuple):
+    src: Layout
+    dst: Layout
+    dtype: np.dtype[Any]
+    rounds: int = 1
+
+
+class ExchangeStep(_Exchange):
     """One round in which every rank takes the parts of its new block from those that hold them.
 
     Between any two layouts of one shape, on one mesh or two. ``Partial`` mesh axes of ``src`` are
@@ -123,11 +130,7 @@ class ExchangeStep:
         `distarray.redistribute._schedule`.
     """
 
-    src: Layout
-    dst: Layout
-    dtype: np.dtype[Any]
-    rounds: int = 1
-
+    __slots__ = ()
     name: ClassVar[str] = "exchange"
 
     @property
@@ -197,7 +200,7 @@ class ExchangeStep:
         senders, receivers = _block_count(src) * choice.contributions, _block_count(dst) * readers
         peers = min(incoming, senders) + min(outgoing, receivers)
         rounds = -(-(incoming + outgoing) // max(values - peers, 1))
-        return replace(self, rounds=max(min(rounds, _largest_block(dst), _largest_block(src)), 1))
+        return self._replace(rounds=max(min(rounds, _largest_block(dst), _largest_block(src)), 1))
 
     def _largest_round(self, rank: int, transfers: tuple[Transfer, ...]) -> int:
         """Return a bound on the bytes of these transfers in one round: an equal part of each."""
@@ -244,8 +247,16 @@ class DirectAllReduceStep(ExchangeStep):
     name: ClassVar[str] = "all-reduce"
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduceStep:
+class _AllReduce(NamedTuple):
+    src: Layout
+    dst: Layout
+    op: str
+    mesh_axes: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rounds: int = 1
+
+
+class AllReduceStep(_AllReduce):
     """Reduce ``Partial`` blocks where they are, the result on every rank of the group.
 
     Attributes
@@ -263,13 +274,7 @@ class AllReduceStep:
         Number of pieces in which the blocks are reduced one after another.
     """
 
-    src: Layout
-    dst: Layout
-    op: str
-    mesh_axes: tuple[int, ...]
-    dtype: np.dtype[Any]
-    rounds: int = 1
-
+    __slots__ = ()
     name: ClassVar[str] = "all-reduce"
 
     @property
@@ -315,7 +320,7 @@ class AllReduceStep:
         group = prod(self.src.mesh.shape[i] for i in self.mesh_axes)
         piece = -(-_largest_block(self.src) // group)
         values = max(max_bytes // max(self.dtype.itemsize, 1), 1)
-        return replace(self, rounds=max(-(-piece // values), 1))
+        return self._replace(rounds=max(-(-piece // values), 1))
 
     @property
     def _reduced_itemsize(self) -> int:

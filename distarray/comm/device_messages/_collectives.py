@@ -10,7 +10,7 @@ are staged until then.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from distarray.comm import _backend, _memory
 from distarray.comm._block_reduction import reduce_into
@@ -35,9 +35,6 @@ from distarray.typing import Buffer
 
 if TYPE_CHECKING:
     from distarray.comm._communicator import Communicator
-
-ON_HOST_BYTES: Final = 64 << 10
-"""Up to this size collectives take the way of host memory, all at once; not measured."""
 
 
 class DeviceCollectives(PairwiseCollectives):

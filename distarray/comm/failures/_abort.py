@@ -41,6 +41,8 @@ from distarray.comm._launcher import (
     is_all_of_rank,
     job,
     launched_place,
+    own_place,
+    started_mpi,
 )
 from distarray.comm.failures._exit_status import watch_exit_status
 from distarray.comm.failures._liveness import Start
@@ -90,11 +92,6 @@ def install() -> None:
             install_at_exit()
 
 
-def is_launched() -> bool:
-    """Tell whether this process is one of several ranks, as the launcher or a running MPI says."""
-    return _place() is not None
-
-
 def end(message: str, frame: FrameType | None) -> None:
     """End all ranks because one hangs, in a call that cannot be ended otherwise."""
     if _ending is not None:
@@ -107,7 +104,7 @@ def watch() -> None:
     Called before MPI starts, where the launcher says which rank this is, and when MPI has said it.
     """
     global _watched
-    place = _place()
+    place = own_place()
     if _watched is not None:
         before, watchdog = _watched
         if before == place:
@@ -147,14 +144,14 @@ def starting() -> Iterator[None]:
 
 def _announce_end(process: int) -> None:
     """Tell those who wait for this rank that it has come to the end of the program."""
-    place = _place() if _watched is None else _watched[0]
+    place = own_place() if _watched is None else _watched[0]
     if place is None or process != os.getpid() or _is_spawned():
         return
     _present(place).go()
     ranks = range(place.size)
     if _watched is not None:
         _present(place).leave(ranks, 0, _SECONDS_TO_COME)
-    elif _mpi() is None and is_all_of_rank():
+    elif started_mpi() is None and is_all_of_rank():
         others = count_ranks_here(*place) - 1
         _present(place).leave(ranks, others, _SECONDS_TO_COME, False)
 
@@ -166,7 +163,7 @@ def _present(place: Place) -> Presence:
 
 def _is_spawned() -> bool:
     """Tell whether another job of MPI started this one: these cannot be told apart here."""
-    mpi = _mpi()
+    mpi = started_mpi()
     if os.environ.get("PMI_SPAWNED", "0") != "0":
         return True
     return mpi is not None and not mpi.Is_finalized() and mpi.Comm.Get_parent() != mpi.COMM_NULL
@@ -201,31 +198,13 @@ def warn_if_alone() -> None:
         )
 
 
-def _place() -> Place | None:
-    """Return which of several ranks this is; None where it is the only one, or is done with MPI."""
-    mpi = _mpi()
-    if mpi is not None:
-        if mpi.Is_finalized():
-            return None
-        comm = mpi.COMM_WORLD
-        place = Place(comm.Get_rank(), comm.Get_size())
-        return place if place.size > 1 else None
-    return launched_place()
-
-
-def _mpi() -> Any:
-    """Return ``mpi4py.MPI`` where it has started MPI."""
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    return mpi if getattr(mpi, "COMM_WORLD", None) is not None and mpi.Is_initialized() else None
-
-
 def abort(code: int) -> None:
     """End all ranks with a status, once what they wrote has left them."""
-    place = _place()
+    place = own_place()
     if place is not None and not _is_spawned():
         _present(place).let_flush(range(place.size), _SECONDS_TO_FLUSH)
     _flush_and_wait()
-    if _mpi() is None and not _is_starting:
+    if started_mpi() is None and not _is_starting:
         # The others may be starting MPI, and wait there for this rank: it joins, to end them.
         # If they do not come, the alarm ends this one.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -263,7 +242,7 @@ class _ExitHooks:
 
     def on_exit(self) -> None:
         """Abort where the program is leaving with a status other than zero."""
-        status, place = self._status.get(), _place()
+        status, place = self._status.get(), own_place()
         if status is None or status == 0 or place is None:
             return
         code = status if isinstance(status, int) else 1
@@ -277,7 +256,7 @@ class _ExitHooks:
 
         Launchers take a process that ends with status 0 for a good one, even while others wait.
         """
-        place = _place()
+        place = own_place()
         if place is None or os.getpid() != self._process or _is_spawned():
             _exit(status)
         line = line_of(sys._getframe(1))
@@ -288,7 +267,7 @@ class _ExitHooks:
         while (stay := presence.here(ranks) - presence.gone(ranks)) and time.monotonic() < end:
             time.sleep(_SECONDS_TO_LEAVE / 50)
         # Of ranks on other nodes nothing is known.
-        alone = _mpi() is not None and len(presence.gone(ranks)) + 1 < place.size
+        alone = started_mpi() is not None and len(presence.gone(ranks)) + 1 < place.size
         if stay or alone or status:
             how = f"{place} left by os._exit({status}) without MPI.Finalize(){line}"
             sys.stderr.write(f"{how}: ending all ranks\n")
@@ -312,7 +291,7 @@ class _ErrorHooks:
         traceback: TracebackType | None,
     ) -> None:
         """Take the place of ``sys.excepthook``."""
-        place = _place()
+        place = own_place()
         if place is None or hasattr(sys, "ps1"):  # at a prompt the program goes on
             self._previous(kind, error, traceback)
             return
@@ -323,8 +302,8 @@ class _ErrorHooks:
 
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         """Take the place of ``threading.excepthook``."""
-        place = _place()
-        if place is None or _mpi() is None or issubclass(args.exc_type, SystemExit):
+        place = own_place()
+        if place is None or started_mpi() is None or issubclass(args.exc_type, SystemExit):
             self._previous_in_threads(args)
             return
         with _buffer_stderr():
@@ -334,7 +313,7 @@ class _ErrorHooks:
 
     def on_hang(self, message: str, frame: FrameType | None) -> None:
         """Print as an uncaught error what a thread would raise if it could, and end all ranks."""
-        place = _place()
+        place = own_place()
         if place is None:
             return
         with _buffer_stderr():
@@ -351,7 +330,7 @@ class _ErrorHooks:
         if place.rank != 0:
             _sleep(place, _SECONDS_BEFORE_OTHERS_PRINT)
         if not self._is_first_to_fail():
-            if _mpi() is None and not _is_starting:
+            if started_mpi() is None and not _is_starting:
                 return False
             _sleep(place, _SECONDS_SILENT)
         sys.stderr.write(f"{place} failed: ending all ranks\n")

@@ -50,7 +50,6 @@ from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
-from distarray.ops.linear_algebra._reproducible import multiply_matrices, result_dtype
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_to, moveaxis
 from distarray.ops.statistical._reductions import without_partial
@@ -418,6 +417,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
 
 def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
     """Return the matrix product to the same bits anywhere."""
+    from distarray.ops.linear_algebra._reproducible import multiply_matrices, result_dtype
+
     x1, x2 = _as_arrays(name, x1, x2)
     dtype = result_dtype(name, x1, x2)
     if dtype is None or not any(isinstance(x, BaseArray) for x in (x1, x2)):
@@ -545,6 +546,8 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1, *, reproducible: bool = False) -
     axis = check_integer("vecdot", "axis", axis)
     if not check_flag("vecdot", "reproducible", reproducible):
         return run(_vecdot, (x1, x2), axis)
+    from distarray.ops.linear_algebra._reproducible import result_dtype
+
     x1, x2 = _as_arrays("vecdot", x1, x2)
     dtype = result_dtype("vecdot", x1, x2)
     if dtype is None or not any(isinstance(x, BaseArray) for x in (x1, x2)):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from math import prod
-from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -79,6 +78,8 @@ def _plain_letters(subscripts: str, operands: Sequence[Any]) -> tuple[str, list[
     ShapeError
         If axes of one letter differ.
     """
+    from string import ascii_letters  # the module compiles an expression
+
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     terms, arrays = left.split(","), [x if hasattr(x, "dtype") else np.asarray(x) for x in operands]
     if len(terms) != len(arrays):
