@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import distarray.ops as ops
-from distarray.core import BaseArray, check_order, plain_buffer
+from distarray.core import BaseArray, Op, check_order, plain_buffer
 from distarray.errors import ArgumentError, DTypeError
 
 
@@ -17,11 +17,26 @@ def _method(function: Callable[..., Any], name: str = "") -> Any:
     def method(self: Any, *args: Any, **options: Any) -> Any:
         return function(self, *args, **options)
 
+    if isinstance(function, Op) and function.call is not None and function.quick is None:
+        method = _row_method(function, function.call)
     array, *others = inspect.signature(function).parameters.values()
     method.__signature__ = inspect.Signature([array.replace(name="self"), *others])  # type: ignore[attr-defined]
     method.__doc__ = function.__doc__
     method.__name__ = name or function.__name__
     method.__qualname__ = f"DistArray.{method.__name__}"
+    return method
+
+
+def _row_method(row: Op, call: Callable[..., Any]) -> Any:
+    """Return what `row` is as a method, without a call of `row` in between."""
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return call(row, self, *args, **options)
+        except TypeError:
+            row.check_arguments((self, *args), options)
+            raise
+
     return method
 
 

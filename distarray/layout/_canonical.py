@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -27,7 +28,7 @@ from distarray.layout._placements import (
     suggest_for_torch,
 )
 from distarray.layout._reduction import REDUCTIONS
-from distarray.typing import AxisName, Shape
+from distarray.typing import AxisName, Box, Shape
 
 Boundaries: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 """Pairs of array axis and offsets, by increasing axis."""
@@ -48,7 +49,7 @@ class Description:
         Offsets of each array axis whose split is not the default.
     _cuts, _partitions
         What follows from the rest: per array axis the mesh axes that shard it, the first cut first,
-        and the split they make.
+        and the split they make. So do the others.
     """
 
     __slots__ = (
@@ -57,13 +58,12 @@ class Description:
         "_boundaries",
         "_cuts",
         "_fingerprint",
+        "_has_empty",
         "_own_box",
         "_own_shape",
         "_partitions",
-        "_shortest",
         "has_partial",
         "is_counted",
-        "is_even",
         "is_replicated",
         "mesh",
         "ndim",
@@ -81,6 +81,18 @@ class Description:
     _boundaries: Boundaries
     _cuts: tuple[tuple[int, ...], ...]
     _partitions: tuple[Partition, ...]
+    ndim: int
+    size: int
+    is_replicated: bool
+    has_partial: bool
+    is_counted: bool
+    partial_axes: tuple[int, ...]
+    replicated_axes: tuple[int, ...]
+    _abstract: Any
+    _own_box: Box | None
+    _own_shape: Shape | None
+    _fingerprint: int | None
+    _has_empty: bool | None
 
 
 _PLAIN_KEPT = 1024  # any number of this size does
@@ -97,7 +109,7 @@ def _description(
     shard_order: tuple[int, ...] | None,
     boundaries: Boundaries,
     cuts: tuple[tuple[int, ...], ...],
-    partitions: Sequence[Partition],
+    partitions: tuple[Partition, ...],
 ) -> Description:
     made = Description()
     made.mesh = mesh
@@ -106,8 +118,22 @@ def _description(
     made.shard_order = shard_order
     made._boundaries = boundaries
     made._cuts = cuts
-    made._partitions = tuple(partitions)
+    made._partitions = partitions
+    made.ndim = len(shape)
+    made.size = prod(shape)
+    made.partial_axes, made.replicated_axes = uncut = _uncut(placements)
+    made.has_partial = uncut[0] != ()
+    made.is_replicated = len(uncut[1]) == len(placements)
+    made.is_counted = False
+    made._abstract = made._own_box = made._own_shape = made._fingerprint = made._has_empty = None
     return made
+
+
+@lru_cache(maxsize=256)
+def _uncut(placements: tuple[Placement, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the mesh axes that are `Partial`, and those that are `Replicate`."""
+    partial = tuple(i for i, p in enumerate(placements) if type(p) is Partial)
+    return partial, tuple(i for i, p in enumerate(placements) if type(p) is Replicate)
 
 
 def describe(
@@ -138,8 +164,9 @@ def describe(
             known = None
         if known is not None:
             placed, cuts, counts = known
-            partitions = [chunk(*one) for one in zip(extents, counts, strict=True)]
-            return _description(mesh, placed, extents, None, (), cuts, partitions)
+            return _description(
+                mesh, placed, extents, None, (), cuts, tuple(map(chunk, extents, counts))
+            )
     placed = _read_placements(placements, mesh, ndim)
     by_axis: list[list[int]] = [[] for _ in extents]
     for mesh_axis, placement in enumerate(placed):
@@ -152,9 +179,9 @@ def describe(
         if len(_plain) >= _PLAIN_KEPT:
             _plain.clear()
         _plain[spelled] = placed, cuts, counts
-    partitions = [chunk(*one) for one in zip(extents, counts, strict=True)]
+    partitions = [*map(chunk, extents, counts)]
     kept = _apply_boundaries(boundaries, partitions, extents) if boundaries is not None else ()
-    return _description(mesh, placed, extents, order, kept, cuts, partitions)
+    return _description(mesh, placed, extents, order, kept, cuts, tuple(partitions))
 
 
 def describe_carried(
@@ -184,19 +211,22 @@ def describe_carried(
         own = {axes[old]: split for old, split in own.items() if old in axes}
     partitions: list[Partition] = []
     kept: list[tuple[int, tuple[int, ...]]] = []
+    extents = mesh.shape
     for axis, size in enumerate(shape):
-        counts = tuple([mesh.shape[i] for i in cuts[axis]])
-        split = offsets.get(axis, own.get(axis))
-        if split is not None and (split[-1] != size or len(split) != prod(counts) + 1):
-            _read_split(axis, split, chunk(size, counts))  # tells what is wrong
-        if split is None or is_chunk(split, counts):
-            partitions.append(chunk(size, counts))
-            continue
-        partitions.append(explicit(split))
-        kept.append((axis, split))
-    if prod(shape) > sys.maxsize:
+        counts = tuple([extents[i] for i in cuts[axis]])
+        split = offsets.get(axis) or own.get(axis)
+        if split is not None:
+            if split[-1] != size or len(split) != prod(counts) + 1:
+                _read_split(axis, split, chunk(size, counts))  # tells what is wrong
+            if not is_chunk(split, counts):
+                partitions.append(explicit(split))
+                kept.append((axis, split))
+                continue
+        partitions.append(chunk(size, counts))
+    made = _description(mesh, placed, shape, order, tuple(kept), cuts, tuple(partitions))
+    if made.size > sys.maxsize:
         _read_shape(shape)
-    return _description(mesh, placed, shape, order, tuple(kept), cuts, partitions)
+    return made
 
 
 def _read_shape(shape: Sequence[int]) -> Shape:
@@ -209,7 +239,8 @@ def _read_shape(shape: Sequence[int]) -> Shape:
         ) from None
     if extents and min(extents) < 0:
         raise ShapeError(f"shape {extents}: no axis can have a negative length")
-    if prod(extents) > sys.maxsize or (0 in extents and max(extents) > sys.maxsize):
+    size = prod(extents)
+    if size > sys.maxsize or (not size and max(extents) > sys.maxsize):
         raise ShapeError(f"shape {extents}: the number of items must fit into 64 bits")
     return extents
 

@@ -6,11 +6,10 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
-from math import prod
 from typing import Any, Final, NoReturn, cast, final
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from distarray.layout._axes import normalize_axis
 from distarray.layout._canonical import Description, describe, describe_carried
@@ -20,7 +19,19 @@ from distarray.layout._partition import Partition
 from distarray.layout._placements import Partial, Placement, Replicate
 from distarray.typing import AxisName, Box, Shape
 
-_interned: WeakValueDictionary[object, Layout] = WeakValueDictionary()
+
+class _Entry(ref["Layout"]):
+    """A weak reference to an interned layout, with its key."""
+
+    __slots__ = ("key",)
+    key: object
+
+
+# In place of a WeakValueDictionary, which takes four times as long to miss and to put in. Keys have
+# the `id` of a mesh, which is no other's as long as the layout is there.
+_interned: dict[object, _Entry] = {}
+_gone: deque[Any] = deque()
+"""Entries of layouts that are gone, until the next one is put in."""
 latest: deque[Layout] = deque(maxlen=128)
 """Of the default split, built last: one that a call has for itself is there in the next call."""
 # Re-entrant, because a garbage collection may run code that makes layouts while it is held.
@@ -61,8 +72,6 @@ class Layout(Description):
         Number of array axes and of elements.
     shard_order : tuple of int or None
         None where the order does not differ from the default.
-    is_even : bool
-        Whether the blocks of every axis have one length, so that all ranks hold the same shape.
     is_replicated, has_partial : bool
         Whether all placements are `Replicate`; whether any is `Partial`.
     is_counted : bool
@@ -84,19 +93,6 @@ class Layout(Description):
     """
 
     __slots__ = ()
-    ndim: int
-    size: int
-    is_even: bool
-    is_replicated: bool
-    has_partial: bool
-    is_counted: bool
-    partial_axes: tuple[int, ...]
-    replicated_axes: tuple[int, ...]
-    _abstract: Layout | None
-    _own_box: Box | None
-    _own_shape: Shape | None
-    _fingerprint: int | None
-    _shortest: Layout | bool | None
 
     def __new__(
         cls,
@@ -110,12 +106,12 @@ class Layout(Description):
         spelled: object = None
         if shard_order is None and boundaries is None:
             try:
-                spelled = (mesh, tuple(placements), tuple(shape))
-                found = _interned.get(spelled)
+                spelled = (id(mesh), tuple(placements), tuple(shape))
+                entry = _interned.get(spelled)
             except TypeError:
                 # Not sequences, or not hashable: `describe` says what is wrong.
-                spelled = found = None
-            if found is not None:
+                spelled = entry = None
+            if entry is not None and (found := entry()) is not None:
                 return found
         return _intern(spelled, describe(mesh, placements, shape, shard_order, boundaries))
 
@@ -139,16 +135,23 @@ class Layout(Description):
         return cast("Layout", self._abstract)
 
     @property
-    def shortest(self) -> Layout | None:
-        """The layout with the same placements and one item in each block; None if one is empty."""
-        found = self._shortest
+    def is_even(self) -> bool:
+        """Whether the blocks of every axis have one length, so that all ranks hold one shape."""
+        return all(split.is_even for split in self._partitions)
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether some block of an array with this layout has no items."""
+        found = self._has_empty
         if found is None:
-            found = False
-            if all(split.smallest for split in self._partitions):
-                found = Layout(self.mesh, self.placements, [s.count for s in self._partitions])
-            if found is not self:  # see `abstract`
-                object.__setattr__(self, "_shortest", found)
-        return found or None  # type: ignore[return-value]
+            found = 0 in [split.smallest for split in self._partitions]
+            _set_has_empty(self, found)
+        return found
+
+    @property
+    def shortest(self) -> Layout:
+        """The layout with the same placements and one item in each block."""
+        return Layout(self.mesh, self.placements, [split.count for split in self._partitions])
 
     @property
     def fingerprint(self) -> int:
@@ -206,7 +209,7 @@ class Layout(Description):
             if self._own_box is None:
                 coordinate = self.mesh.coordinate
                 if coordinate is not None:
-                    object.__setattr__(self, "_own_box", self._box(coordinate))
+                    _set_own_box(self, self._box(coordinate))
             return self._own_box
         self.mesh.check_coordinate(coordinate)
         return self._box(coordinate)
@@ -224,8 +227,8 @@ class Layout(Description):
             own = self._own_shape
             if own is None:
                 box = self.local_box()
-                own = (0, *self.shape[1:]) if box is None else tuple(b - a for a, b in box)
-                object.__setattr__(self, "_own_shape", own)
+                own = (0, *self.shape[1:]) if box is None else tuple([b - a for a, b in box])
+                _set_own_shape(self, own)
             return own
         self.mesh.check_coordinate(coordinate)
         return tuple(b - a for a, b in self._box(coordinate))
@@ -274,8 +277,10 @@ class Layout(Description):
     def _box(self, coordinate: Sequence[int]) -> Box:
         """Return the box at a coordinate known to be valid."""
         return tuple(
-            partition.bounds(self._block_index(axis, coordinate) if self._cuts[axis] else 0)
-            for axis, partition in enumerate(self._partitions)
+            [
+                partition.bounds(self._block_index(axis, coordinate) if self._cuts[axis] else 0)
+                for axis, partition in enumerate(self._partitions)
+            ]
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -297,50 +302,45 @@ class Layout(Description):
         )
 
 
+# Assigning attributes of a layout by way of `object` takes seven times as long.
+_set_own_box, _set_own_shape, _set_has_empty = (
+    vars(Description)[name].__set__ for name in ("_own_box", "_own_shape", "_has_empty")
+)
+
+
 def _intern(spelled: object, parts: Description) -> Layout:
     """Return the one layout of a canonical description, and remember how it was spelled."""
-    key: object = (parts.mesh, parts.placements, parts.shape)
+    key: object = (id(parts.mesh), parts.placements, parts.shape)
     if parts.shard_order is not None or parts._boundaries:
         key = (key, parts.shard_order, parts._boundaries)
-    found = _interned.get(key) if spelled != key else None  # which has been looked for
-    if found is None:
-        made = _seal(parts)
-        with _lock:
-            found = _interned.get(key)
-            if found is None:
-                found = _interned[key] = made
-        if not parts._boundaries:
-            latest.append(found)
-    if spelled is not None and spelled != key:
-        with _lock:
-            _interned[spelled] = found
+    with _lock:
+        found = _find(key)
+        if found is None:
+            parts.__class__ = Layout
+            found = cast("Layout", parts)
+            _keep(key, found)
+            if not parts._boundaries:
+                latest.append(found)
+        if spelled is not None and spelled != key:
+            _keep(spelled, found)
     return found
 
 
-def _seal(parts: Description) -> Layout:
-    """Make a canonical description a layout."""
-    made = cast("Layout", parts)
-    placements = parts.placements
-    made.ndim = len(parts.shape)
-    made.size = prod(parts.shape)
-    made.partial_axes, made.replicated_axes = _uncut(placements)
-    made.has_partial = bool(made.partial_axes)
-    made.is_replicated = len(made.replicated_axes) == len(placements)
-    # Equal blocks are those of the default split, which has no boundaries.
-    made.is_even = not parts._boundaries and all(split.is_even for split in parts._partitions)
-    made.is_counted = False
-    made._abstract = made._own_box = made._own_shape = made._fingerprint = None
-    made._shortest = None
-    # Assigning attributes of a layout by way of `object` takes seven times as long.
-    parts.__class__ = Layout
-    return made
+def _find(key: object) -> Layout | None:
+    entry = _interned.get(key)
+    return None if entry is None else entry()
 
 
-@lru_cache(maxsize=256)
-def _uncut(placements: tuple[Placement, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the mesh axes that are `Partial`, and those that are `Replicate`."""
-    partial = tuple(i for i, p in enumerate(placements) if type(p) is Partial)
-    return partial, tuple(i for i, p in enumerate(placements) if type(p) is Replicate)
+def _keep(key: object, layout: Layout) -> None:
+    """Put a layout in, with the lock held."""
+    while _gone:
+        old = _gone.popleft()
+        # Without a call, after which a garbage collection might put another one in.
+        if old.key in _interned and _interned[old.key] is old:
+            del _interned[old.key]
+    entry = _Entry(layout, _gone.append)
+    entry.key = key
+    _interned[key] = entry
 
 
 def carry_cuts(

@@ -13,7 +13,17 @@ from typing import Any, NoReturn, final
 from distarray.errors import LayoutError
 
 
-class Partition:
+class _Parts:
+    """What makes a partition, which it becomes by its class: so attributes are assigned sooner."""
+
+    __slots__ = ("_offsets", "count", "counts", "size")
+    size: int
+    count: int
+    counts: tuple[int, ...]
+    _offsets: tuple[int, ...]
+
+
+class Partition(_Parts):
     """A contiguous split of ``range(size)`` into `count` blocks, some of them perhaps empty.
 
     Attributes
@@ -24,16 +34,7 @@ class Partition:
         Number of blocks.
     """
 
-    __slots__ = ("_offsets", "count", "size")
-    size: int
-    count: int
-    _offsets: tuple[int, ...]
-
-    def __init__(self, offsets: tuple[int, ...]) -> None:
-        put = object.__setattr__
-        put(self, "size", offsets[-1])
-        put(self, "count", len(offsets) - 1)
-        put(self, "_offsets", offsets)
+    __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is immutable: cannot set {name!r}")
@@ -107,14 +108,7 @@ class Partition:
 class _Chunked(Partition):
     """torch.chunk's split, nested once per count: every query costs the depth, not the count."""
 
-    __slots__ = ("counts",)
-    counts: tuple[int, ...]
-
-    def __init__(self, size: int, counts: tuple[int, ...]) -> None:
-        put = object.__setattr__
-        put(self, "size", size)
-        put(self, "count", prod(counts))
-        put(self, "counts", counts)
+    __slots__ = ()
 
     @property
     def is_even(self) -> bool:
@@ -144,6 +138,10 @@ class _Chunked(Partition):
 
     def bounds(self, index: int) -> tuple[int, int]:
         start, stop, below = 0, self.size, self.count
+        if len(self.counts) == 1:
+            step = -(-stop // below)
+            start = min(index * step, stop)
+            return start, min(start + step, stop)
         for count in self.counts:
             below //= count
             digit, index = divmod(index, below)
@@ -179,6 +177,8 @@ def _shortest(size: int, counts: tuple[int, ...]) -> int:
     longest = -(-size // counts[0])
     last = max(size - longest * (counts[0] - 1), 0)  # of blocks in between all are as long
     rest = counts[1:]
+    if not rest:
+        return last
     return min(_shortest(longest, rest), _shortest(last, rest))
 
 
@@ -232,11 +232,14 @@ def chunk(size: int, counts: tuple[int, ...]) -> Partition:
     >>> chunk(10, (2, 2)).offsets
     (0, 3, 5, 8, 10)
     """
-    if size < 0 or any(count < 1 for count in counts):
+    if size < 0 or (counts and min(counts) < 1):
         raise LayoutError(
             f"chunk({size}, {counts}): the size must not be negative and every count be at least 1"
         )
-    return _Chunked(size, counts)
+    made: Any = _Parts()
+    made.size, made.count, made.counts = size, prod(counts), counts
+    made.__class__ = _Chunked
+    return made  # type: ignore[no-any-return]
 
 
 def is_chunk(offsets: Sequence[int], counts: tuple[int, ...]) -> bool:
@@ -263,4 +266,7 @@ def explicit(offsets: Sequence[int]) -> Partition:
             f"boundaries {shown}: they must start with 0, never decrease and end with the length "
             "of the axis, with one entry more than there are blocks"
         )
-    return Partition(values)
+    made: Any = _Parts()
+    made.size, made.count, made._offsets = values[-1], len(values) - 1, values
+    made.__class__ = Partition
+    return made  # type: ignore[no-any-return]

@@ -37,9 +37,11 @@ from distarray.core.engine import _on_device
 from distarray.core.engine._blocks import as_block, empty_block, move_all
 from distarray.core.engine._cache import Resolutions, cache, remember
 from distarray.core.engine._float_errors import (
+    DEFAULT_ERROR_STATE,
     call_alike,
     call_on_all,
     call_refusing,
+    error_state,
     errors_raise,
     refuses_items,
 )
@@ -440,10 +442,12 @@ class Step:
             call = call_refusing if op.ufunc is np.power else call_on_all
 
             def simple(*blocks: Any) -> Any:
-                if refuses or errors_raise():
+                if refuses or (error_state() is not DEFAULT_ERROR_STATE and errors_raise()):
                     return call(mesh, op.name, lambda: _fit(local(*blocks), total))
                 block = local(*blocks)
-                return block if block.__class__ is np.ndarray else _fit(block, total)
+                if block.__class__ is np.ndarray:
+                    return block
+                return np.asarray(block) if isinstance(block, np.generic) else _fit(block, total)
 
             return simple
         partial, adds = self.partial, self.adds

@@ -99,30 +99,35 @@ def convert_to_unit(block: Buffer, dtype: Any) -> tuple[Buffer, Any]:
 
 
 def reduce_block(
-    ufunc: Any, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, *initial: Any
+    ufunc: Any, block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **options: Any
 ) -> Any:
     """Return `ufunc.reduce` of a block, folded where that is faster.
 
-    A block on a GPU goes through host memory where CuPy has no such reduction. `initial` is as in
-    NumPy; with None the first item begins, and a sum of -0.0 stays so.
+    A block on a GPU goes through host memory where CuPy has no such reduction. The `options` are
+    NumPy's, and none but `initial` on a GPU; where that is None the first item begins, and a sum of
+    -0.0 stays so.
     """
+    if block.__class__ is np.ndarray and dtype is None and block.size < _SMALL:
+        return ufunc.reduce(block, axes, None, None, keepdims, **options)
     if dtype is not None:
         block, dtype = convert_to_unit(block, dtype)
     if not _backend.is_numpy(block):
         if ufunc not in _ON_DEVICE:  # CuPy lacks it
-            on_host = ufunc.reduce(_backend.to_host(block), axes, dtype, None, keepdims, *initial)
+            host = _backend.to_host(block)
+            on_host = ufunc.reduce(host, axes, dtype, None, keepdims, **options)
             return _backend.asarray(on_host, _backend.device_of(block))
         function = getattr(_backend.namespace_of(block), _ON_DEVICE[ufunc])
-        options = {"dtype": dtype} if ufunc in (np.add, np.multiply) else {}
-        return function(block, axis=axes, keepdims=keepdims, **options)
-    fold = fold_block(block, axes) if ufunc in ASSOCIATIVE else None
+        types = {"dtype": dtype} if ufunc in (np.add, np.multiply) else {}
+        return function(block, axis=axes, keepdims=keepdims, **types)
+    is_folded = ufunc in ASSOCIATIVE and "where" not in options
+    fold = fold_block(block, axes) if is_folded else None
     if fold is None:
-        return ufunc.reduce(block, axes, dtype, None, keepdims, *initial)
+        return ufunc.reduce(block, axes, dtype, None, keepdims, **options)
     wide, copies, rest = fold
-    result = ufunc.reduce(wide, 0, dtype, None, False, *initial)
-    result = ufunc.reduce(result.reshape(copies, -1), 0, dtype, None, False, *initial)
+    result = ufunc.reduce(wide, 0, dtype, None, False, **options)
+    result = ufunc.reduce(result.reshape(copies, -1), 0, dtype, None, False, **options)
     if rest is not None:
-        result = ufunc(result, ufunc.reduce(rest, 0, dtype, None, False, *initial))
+        result = ufunc(result, ufunc.reduce(rest, 0, dtype, None, False, **options))
     lead = len(axes)
     kept = block.shape[lead:]
     return result.reshape((1,) * lead + kept if keepdims else kept)

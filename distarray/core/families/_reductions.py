@@ -17,6 +17,7 @@ from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import floating, normalize_dtype, refusal, stays_partial
 from distarray.core._op import Call, Op, State, States
 from distarray.core._spec import Rule, Spec, reduction_spec
+from distarray.core.engine._cache import cache, remember
 from distarray.core.engine._float_errors import text_converts
 from distarray.core.engine._fusion import Node, Pass, current_trace, is_waiting
 from distarray.core.engine._meshes import replicated_layout
@@ -157,6 +158,8 @@ def reduction(
 
 
 _AXES = frozenset(("axis", "keepdims"))
+_of_any_lengths = cache()
+"""Steps over all axes, which lengths say nothing of as long as no block is empty."""
 
 # --- the public arguments ------------------------------------------------------------------------
 
@@ -176,15 +179,19 @@ def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
 
 def _reduce_all(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run_one` over all axes; where no block is empty one step serves any lengths."""
-    shortest = None
-    if op.combine is not None and op.finish is None and not (open_traces or x._layout.has_partial):
-        shortest = x._layout.shortest
-    if shortest is None:
+    layout, block = x._layout, x._local
+    if open_traces or layout.has_partial or layout.has_empty:
         return run_one(op, x, static)
-    step = steps[op, static, shortest, x._local.dtype]
-    if not step.still or step.op is not op:
-        return run_one(op, x, static)
-    return wrapped(x, step, step.run(x._local))
+    key = (op, static, layout.mesh, layout.placements, len(layout.shape), block.dtype)
+    step = _of_any_lengths[key]
+    if step is None:
+        if op.combine is None or op.finish is not None:
+            return run_one(op, x, static)
+        step = steps[op, static, layout.shortest, block.dtype]
+        if not step.still or step.op is not op:
+            return run_one(op, x, static)
+        remember(_of_any_lengths, key, step)
+    return wrapped(x, step, step.run(block))
 
 
 def reduce(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from distarray.core import (
     Op,
     Step,
     check_travels,
-    convert_to_unit,
     join_arrays,
     normalize_operand,
     reduce_block,
@@ -32,15 +32,15 @@ _BESIDE_NAN = {np.fmax: np.maximum, np.fmin: np.minimum}
 
 def by(ufunc: Any, always: Any = None) -> Any:
     """Return the local call of a ufunc's reduction; `always` is a fixed dtype."""
+    if always is None:
+        return functools.partial(reduce_block, ufunc)
 
     def local(
         block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any
     ) -> Buffer:
         dtype = always if dtype is None else dtype
-        if extra:  # never on a GPU, whose reductions take no mask
-            block, dtype = convert_to_unit(block, dtype)
-            return ufunc.reduce(block, axes, dtype, None, keepdims, **extra)
-        return reduce_block(ufunc, block, axes, dtype, keepdims)
+        result: Buffer = reduce_block(ufunc, block, axes, dtype, keepdims, **extra)
+        return result
 
     return local
 

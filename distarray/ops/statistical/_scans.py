@@ -206,7 +206,7 @@ def _bind_reduction(step: Step) -> Callable[[Buffer], State]:
 
     def reduce_whole(block: Buffer) -> State:
         items = block if total is result else block.astype(result, copy=False)
-        return (reduce_block(ufunc, items, axes, total, True, None),)
+        return (reduce_block(ufunc, items, axes, total, True, initial=None),)
 
     return reduce_whole
 

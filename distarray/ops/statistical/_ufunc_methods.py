@@ -238,7 +238,7 @@ def _bind_piece(step: Step) -> Callable[[Buffer], State]:
     end = int(starts[first]) if first < starts.size else high
     piece = (*(slice(None),) * axis, slice(max(min(end, high) - low, 1)))
     (total,), ufunc = step.total, step.op.ufunc
-    return lambda block: (reduce_block(ufunc, block[piece], (axis,), total, True, None),)
+    return lambda block: (reduce_block(ufunc, block[piece], (axis,), total, True, initial=None),)
 
 
 def _bind_slices(step: Step) -> Callable[..., Any]:

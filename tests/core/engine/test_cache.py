@@ -128,10 +128,16 @@ def with_boundaries(keys: object) -> int:
     return sum(entry_bytes(key) > _recent.ENTRY_BYTES for key in list(keys))
 
 
+def live_counted() -> set[object]:
+    """Return all layouts that are counted."""
+    live = [entry() for entry in list(_layout._interned.values())]
+    return {one for one in live if one is not None and one.is_counted}
+
+
 def test_caches_keep_nothing_of_boundaries_that_depend_on_values() -> None:
     reset()
     gc.collect()
-    before = {one for one in list(_layout._interned.values()) if one.is_counted}
+    before = live_counted()
 
     def program() -> None:
         for turn in range(4):
@@ -143,7 +149,7 @@ def test_caches_keep_nothing_of_boundaries_that_depend_on_values() -> None:
     assert 0 < _recent._used <= _recent.RECENT_BYTES
     reset()
     gc.collect()
-    assert {one for one in list(_layout._interned.values()) if one.is_counted} <= before
+    assert live_counted() <= before
 
 
 def test_keys_that_do_not_come_back_stay_in_no_cache() -> None:
