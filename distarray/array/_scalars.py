@@ -7,9 +7,10 @@ from typing import Any
 
 from distarray.core import BaseArray, cache, remember, replicated_layout
 from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
-from distarray.redistribute import redistribute_local
+from distarray.redistribute import redistributing
 
-_wholes = cache()
+_bringing = cache()
+"""What brings an item to all ranks, by layout and dtype."""
 
 
 def value(x: BaseArray) -> Any:
@@ -20,16 +21,18 @@ def value(x: BaseArray) -> Any:
     layout = x._layout
     if layout.is_replicated and layout.mesh.coordinate is not None:
         return x._local.item()
-    whole = _wholes[layout]
-    if whole is None:
+    key = layout, x._local.dtype
+    bring = _bringing[key]
+    if bring is None:
         if layout.mesh.coordinate is None:
             raise MeshError(
                 f"this process is not in {layout.mesh} and does not know the value of an array "
                 "there; ask only where mesh.coordinate is not None, or redistribute(mesh=...)"
             )
         whole = replicated_layout(layout.mesh, layout.shape)
-        remember(_wholes, layout, whole)
-    return redistribute_local(x._local, layout, whole).item()
+        bring = redistributing(layout, whole, key[1])
+        remember(_bringing, key, bring)
+    return bring(x._local).item()
 
 
 def _place(x: Any, flat: int) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ from distarray.errors import (
     OutOfMemoryError,
 )
 from distarray.layout import Layout, Placement
-from distarray.layout import box as boxes
 from distarray.ops.families._values import read_values
 from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer, Shape
@@ -67,9 +66,18 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
         block = empty_block(whole, dtype)
     else:
         block = _backend.asarray(make(box), device_of(layout))
-    if whole is not layout:
-        block = redistribute_local(block, whole, layout)
-    return new_array(block, layout)
+    return _laid(block, whole, layout)
+
+
+def _build_alike(layout: Layout, dtype: np.dtype[Any], make: Callable[..., Buffer]) -> Any:
+    """Return `build` of blocks that are `make(shape, dtype, device)` wherever they lie."""
+    check_bytes(layout, dtype)
+    whole = layout.without_partial() if layout.has_partial else layout
+    return _laid(make(whole.local_shape(), dtype, device_of(layout)), whole, layout)
+
+
+def _laid(block: Buffer, whole: Layout, layout: Layout) -> Any:
+    return new_array(block if whole is layout else redistribute_local(block, whole, layout), layout)
 
 
 def check_bytes(layout: Layout, dtype: np.dtype[Any]) -> None:
@@ -95,8 +103,7 @@ def _empty(layout: Layout, dtype: np.dtype[Any]) -> Any:
 
 
 def _zeros(layout: Layout, dtype: np.dtype[Any]) -> Any:
-    device = device_of(layout)
-    return build(layout, dtype, lambda box: _memory.zeros(boxes.shape(box), dtype, device))
+    return _build_alike(layout, dtype, _memory.zeros)
 
 
 def as_scalar(value: Any) -> Any:
@@ -144,15 +151,12 @@ def fill_layout(layout: Layout, dtype: np.dtype[Any], value: Any) -> Any:
 
 
 def _fill(layout: Layout, dtype: np.dtype[Any], item: np.ndarray) -> Any:
-    def make(box: Box) -> Buffer:
-        block = _memory.empty(boxes.shape(box), dtype, device_of(layout))
-        if _backend.is_numpy(block):
-            fill(block, item)
-        else:
-            block[...] = _backend.scalar(item, block)
+    def make(*of: Any) -> Buffer:
+        block = _memory.empty(*of)
+        fill(block, _backend.scalar(item, block))
         return block
 
-    return build(layout, dtype, make)
+    return _build_alike(layout, dtype, make)
 
 
 def _ones(layout: Layout, dtype: np.dtype[Any]) -> Any:

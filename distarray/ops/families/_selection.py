@@ -30,7 +30,7 @@ from distarray.core import (
     unshare,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, IndexingError
-from distarray.layout import OFFSET_BYTES, Layout, Shard, carry_cuts, keep_recent
+from distarray.layout import OFFSET_BYTES, Layout, Shard, carry_cuts, keep_recent, recall
 from distarray.ops.families._relabel import uncut_axes
 from distarray.ops.families._windows import mirror, mirror_layout, run_exchange
 from distarray.redistribute import fetching, redistribute_local
@@ -138,16 +138,13 @@ class Selection:
         Applied to the local block, gives that view.
     step
         None where the view is the result: nothing is sent, and nothing made that other keys share.
-    text
-        The key as users write it, once it is made a string.
     """
 
-    __slots__ = ("_outcome", "_parts", "_purpose", "_source", "kept", "key", "step", "text")
+    __slots__ = ("_items", "_outcome", "_parts", "_purpose", "_source", "kept", "key", "step")
 
     def __init__(self, op: Op, x: BaseArray, entries: Key) -> None:
         source = self._source = x._layout
-        items = expand(entries, source.shape)
-        self.text = _KeyText(items)
+        items = self._items = expand(entries, source.shape)
         self.key, parts = _locate(source, items, Ellipsis not in entries)
         self._parts, self.step, self._outcome = parts, None, None
         if parts.taken or parts.flipped or parts.is_item:
@@ -158,6 +155,11 @@ class Selection:
             self.kept = step.spec.plan.kept
         else:
             self.kept = parts.in_view(source)
+
+    @property
+    def text(self) -> object:
+        """The key as users write it, once it is made a string."""
+        return _KeyText(self._items)
 
     @property
     def nbytes(self) -> int:
@@ -190,7 +192,7 @@ class _Selections(Resolutions):
     """
 
     def __missing__(self, key: tuple[Any, ...]) -> Selection | None:
-        found: Selection | None = super().__missing__(key)
+        found: Selection | None = recall(self, key)
         if found is not None and not key[2].is_counted:
             remember(self, key, found, found.nbytes)
         return found
@@ -234,6 +236,7 @@ def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key,
     offsets: list[tuple[int, tuple[int, ...]]] = []
     taken: list[tuple[int, int, int]] = []
     flipped: list[int] = []
+    cuts, partitions = layout._cuts, layout._partitions
     axis = -1
     for item in items:
         if item is None:
@@ -242,7 +245,7 @@ def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key,
             continue
         axis += 1
         size = layout.shape[axis]
-        cut = layout.sharding_axes(axis)
+        cut = cuts[axis]
         if type(item) is int:
             if not cut:
                 key.append(item)
@@ -250,7 +253,7 @@ def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key,
             start, stop = (0, 0) if box is None else box[axis]
             place = item - start
             key.append(slice(place, place + 1) if start <= item < stop else slice(0, 0))
-            split = layout.partition(axis)
+            split = partitions[axis]
             taken.append((len(shape), split.owner(item), split.count))
             axes.append((axis, len(shape)))
             shape.append(1)
@@ -266,7 +269,7 @@ def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key,
             if item.step < 0:
                 item = item[::-1]
                 flipped.append(len(shape))
-            bounds = layout.partition(axis).offsets
+            bounds = partitions[axis].offsets
             found = _bounds(item, bounds)
             offsets.append((len(shape), found))
             start, stop = (0, 0) if box is None else box[axis]
@@ -437,6 +440,8 @@ def expand(key: Key, shape: Shape) -> list[Item]:
     IndexingError
         If there are too many indices, more than one `...`, or an integer out of range.
     """
+    if len(key) == len(shape) and None not in key and Ellipsis not in key:
+        return [*map(_item, key, range(len(shape)), shape)]
     entries = list(key)
     dots = entries.count(Ellipsis)
     if dots > 1:
