@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -42,12 +41,14 @@ PIECE: Final = 16_384
 _FEW: Final = 12
 """Up to so many elements are made one by one, of Python's numbers."""
 _FEWER: Final = 4
-"""Up to so many a kernel takes as long."""
+"""Up to so many are worth no kernel that is not loaded: two take 9 us, by a kernel 7."""
+_FEWER_BYTES: Final = 3 * 1024
+"""As long as for so many bytes NumPy takes for them, see `_CALL_BYTES`."""
 
 _KERNELS: Final = "distarray.random._kernels"
 
 Key = tuple[int, int]
-Geometry = tuple[int, np.ndarray, np.ndarray]
+Geometry = tuple[int, np.ndarray, np.ndarray, tuple[int, int]]
 
 
 def fill_floats(
@@ -143,18 +144,24 @@ def _fill_on_host(
     parameters: tuple[Any, ...],
     first: int,
 ) -> None:
-    corner, sizes, strides = geometry
+    corner, sizes, _, addresses = geometry
     is_integer = kind == "integer"
-    if flat.size <= _FEWER and not is_integer:
+    name = _name_of(flat.dtype)
+    by = kernel(_KERNELS, "fill", kind, name)
+    if flat.size <= _FEWER and not is_integer and not by.pays(_DEAR * _FEWER_BYTES):
         loc, scale, _ = parameters
         numbers = _few(kind, few_indices_of(geometry, first, flat.size), words, flat.dtype)
-        with nullcontext() if flat.dtype == np.float64 else np.errstate(over="ignore"):
-            flat[:] = [loc + scale * one for one in numbers]
+        moved = [loc + scale * one for one in numbers]
+        if flat.itemsize == 8:
+            flat[:] = moved
+        else:
+            with np.errstate(over="ignore"):
+                flat[:] = moved
         return
     given = (0.0, 0.0, *map(int, parameters)) if is_integer else (*parameters[:2], 0, 0, 0)
 
     def by_kernel(run: Any) -> None:
-        items, of_sizes, of_strides, of_words = map(address_of, (flat, sizes, strides, words))
+        items, of_words = address_of(flat), address_of(words)
 
         def fill_part(cut: tuple[int, int]) -> None:
             start, stop = cut
@@ -163,7 +170,7 @@ def _fill_on_host(
             run(
                 items + start * flat.itemsize, stop - start,
                 *range(memory, memory + scratch.nbytes, 8 * BATCH),
-                first + start, of_sizes, of_strides, sizes.size, corner, of_words, *given,
+                first + start, *addresses, sizes.size, corner, of_words, *given,
             )  # fmt: skip
 
         parts = thread_count(4 * flat.nbytes)
@@ -182,8 +189,6 @@ def _fill_on_host(
                 piece[:] = _draw(kind, index, words, piece.dtype, *parameters, ascends=True)
 
     nbytes = max(flat.nbytes, _CALL_BYTES)
-    name = _name_of(flat.dtype)
-    by = kernel(_KERNELS, "fill", kind, name)
     run_faster(f"random {kind} {name}", nbytes, by, by_kernel, by_numpy, _DEAR)
 
 
@@ -316,7 +321,7 @@ def launch_kernel(
     if not out.size:
         return True
     by = load_kernels(f"{_KERNELS}_cuda").kernel(kind, out.dtype.name)
-    corner, sizes, strides = geometry
+    corner, sizes, strides, _ = geometry
     *outer, width = sizes.tolist()
     slots_of_row = width // 2 + 1
     slots = out.size // width * slots_of_row
@@ -342,7 +347,10 @@ def turned(words: np.ndarray, turn: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def geometry_of(shape: Shape, box: Box) -> Geometry:
-    """Return the index of a box's corner, and the fewest sizes and strides that reach it all."""
+    """Return the index of a box's corner, and the fewest sizes and strides that reach it all.
+
+    The addresses of these come last.
+    """
     corner, stride = 0, 1
     sizes: list[int] = []
     strides: list[int] = []
@@ -356,12 +364,13 @@ def geometry_of(shape: Shape, box: Box) -> Geometry:
         stride *= n
     if not sizes:
         sizes, strides = [1], [1]
-    return corner, np.array(sizes[::-1], np.int64), np.array(strides[::-1], np.int64)
+    arrays = np.array(sizes[::-1], np.int64), np.array(strides[::-1], np.int64)
+    return corner, *arrays, (address_of(arrays[0]), address_of(arrays[1]))
 
 
 def indices_of(geometry: Geometry, places: np.ndarray) -> np.ndarray:
     """Return the global linear indices of elements by their places in a box, in C order."""
-    corner, sizes, strides = geometry
+    corner, sizes, strides, _ = geometry
     index: Any = corner
     for length, stride in zip(sizes[:0:-1], strides[:0:-1], strict=True):
         places, column = np.divmod(places, length)
@@ -371,7 +380,7 @@ def indices_of(geometry: Geometry, places: np.ndarray) -> np.ndarray:
 
 def few_indices_of(geometry: Geometry, first: int, count: int) -> list[int]:
     """Return the indices of `count` elements from `first` on, as `indices_of`."""
-    corner, sizes, _ = geometry
+    corner, sizes, *_ = geometry
     if sizes.size > 1:
         return indices_of(geometry, np.arange(first, first + count)).tolist()
     return [*range(corner + first, corner + first + count)]

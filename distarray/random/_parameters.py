@@ -85,7 +85,9 @@ def read(parameter: Parameter, value: Any) -> Any:
     ArgumentError
         If one of them makes no sense.
     """
-    name = parameter.name
+    name, holds = parameter.name, parameter.holds
+    if type(value) is float and (holds is None or holds(value) is True):
+        return value
     if isinstance(value, BaseArray):
         if value.dtype.kind not in "biuf":
             raise ArgumentTypeError(

@@ -102,8 +102,9 @@ def distribution(
     }
 
     def draw(self: Any, *args: Any, **options: Any) -> Any:
-        given = {**defaults, **dict(zip(positional, args, strict=False)), **options}
-        twice = not options.keys().isdisjoint(positional[: len(args)])
+        named = dict(zip(positional, args, strict=False)) if args else {}
+        given = {**defaults, **named, **options}
+        twice = not options.keys().isdisjoint(named)
         if given.keys() != names or len(args) > len(positional) or twice:
             try:  # which takes 10 us
                 signature.bind(self, *args, **options)
@@ -113,7 +114,7 @@ def distribution(
         values = [read(p, given[p.name]) for p in parameters]
         kind = INTEGERS if whole else read_float_dtype(given["dtype"])
         where = given["size"], kind, given["mesh"], given["placements"]
-        if affine is not None and all(type(value) is float for value in values):
+        if affine is not None and {float}.issuperset(map(type, values)):
             check_together(parameters, values, condition)
             return self._floats(affine[0], *affine[1](*values), *where)
         return self._sample(name, fill, parameters, values, condition, *where)
