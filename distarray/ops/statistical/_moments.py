@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from numbers import Real
 from typing import Any
 
@@ -425,7 +426,7 @@ def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
 
     def state(block: Buffer) -> State:
         missing = np.isnan(block)
-        count = reductions.nonzero(~missing, axes, None, True)
+        count = add(~missing, axes, step.total[0], True)
         filled = reductions.replace_nan(block, 0)
         mean = add(filled, axes, dtype, True) / np.maximum(count, 1).astype(squares)
         library = _backend.namespace_of(block)
@@ -447,6 +448,8 @@ def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
 
 def _merge_counted(counts: Buffer, *state: Buffer) -> State:
     """Return the state of the union of sets, along the first axis; the mean of no items is 0."""
+    if len(counts) == 1:
+        return counts[0], *[part[0] for part in state]
     count = np.add.reduce(counts)
     return count, *merge_all(np.maximum(count, 1), Moments(counts, *state))[1:]
 
@@ -456,13 +459,14 @@ def _variance_beside_nan(step: Step) -> Callable[..., Any]:
     result, squares = step.result, step.total[2]
 
     def variance(states: States, _: Buffer) -> Any:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        quiet = np.errstate(invalid="ignore") if len(states[0]) > 1 else nullcontext()
+        with quiet:
             count, _, square, _ = _merge_counted(*states)
-            divisor = count - float(correction)
-            if (divisor <= 0).any():
-                warn("Degrees of freedom <= 0 for slice.", RuntimeWarning)
-            divisor = np.where(divisor > 0, divisor, np.nan).astype(squares)
-            return (square / divisor).astype(result, copy=False)
+        divisor = count - float(correction)
+        if not (divisor > 0).all():
+            warn("Degrees of freedom <= 0 for slice.", RuntimeWarning)
+            divisor = np.where(divisor > 0, divisor, np.nan)
+        return (square / divisor.astype(squares)).astype(result, copy=False)
 
     return variance
 
