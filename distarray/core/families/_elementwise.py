@@ -62,8 +62,9 @@ from distarray.layout import Partial
 from distarray.redistribute import read_local
 from distarray.typing import Buffer
 
-PLAIN: tuple[bool, tuple[Any, ...], str] = (False, (), "")
-"""Static arguments: whether the last operand is a mask, keywords of the local function, as text."""
+PLAIN: tuple[Any, ...] = (False, (), ())
+"""Static arguments: whether the last operand is a mask, keywords of the local function, and what
+tells their values from others that are equal."""
 
 _PIECE: Final = 1 << 14
 """So many items at once, with what is computed of them, stay in the cache of a core."""
@@ -119,8 +120,9 @@ def in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call_in_pieces(*blocks: Any, **options: Any) -> Any:
         first = blocks[0]
-        alike = all(_backend.is_numpy(one) and one.shape == first.shape for one in blocks)
-        if not alike or first.size <= _PIECE:
+        if not _backend.is_numpy(first) or first.size <= _PIECE:
+            return function(*blocks, **options)
+        if any(not _backend.is_numpy(one) or one.shape != first.shape for one in blocks):
             return function(*blocks, **options)
         flat = [one.reshape(-1) for one in blocks]
         dtype = function(*[one[:0] for one in flat], **options).dtype
@@ -256,9 +258,14 @@ def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: An
         return run(op.instead, operands, static)
 
 
-def _static(op: Op, masked: bool, options: dict[str, Any]) -> tuple[bool, tuple[Any, ...], str]:
-    named = [(key, _read_option(op, key, options[key])) for key in sorted(options)]
-    return masked, tuple(named), repr(named) if named else ""  # which tells 0.0 from -0.0
+def _static(op: Op, masked: bool, options: dict[str, Any]) -> tuple[Any, ...]:
+    named = tuple([(key, _read_option(op, key, options[key])) for key in sorted(options)])
+    return masked, named, tuple([_spelling(value) for _, value in named])
+
+
+def _spelling(value: Any) -> Any:
+    """Return what tells a value from others that are equal: 0.0 from -0.0, 1 from True."""
+    return value.__class__ if value and value.__class__ in _NUMBERS else repr(value)
 
 
 def _read_option(op: Op, key: str, value: Any) -> Any:
@@ -335,13 +342,13 @@ def _bind(step: Step) -> Callable[..., Any]:
     op, static = step.op, step.call.static
     shape, layout = step.output.local_shape(), step.output
     dtypes = step.result if op.nout > 1 else (step.result,)
-    local = _local(op, static)
+    on_device = device_of(layout) != "cpu"
+    local = _local(op, static, on_device)
     # What is written into is not smaller than the largest operand.
     arrays = zip(step.sources, step.call.places, strict=True)
     sizes = [prod(one.local_shape()) * step.call.dtypes[i].itemsize for one, i in arrays]
     largest = step.call.places[sizes.index(max(sizes))]
     writes = op.ufunc is not None and not static[0] and max(sizes) >= LARGE
-    on_device = device_of(layout) != "cpu"
 
     def function(*blocks: Any) -> Any:
         try:
@@ -363,13 +370,17 @@ def _bind(step: Step) -> Callable[..., Any]:
     return function
 
 
-def _local(op: Op, static: Any) -> Callable[..., Any]:
-    """Return the function of blocks with its keywords, and under its mask."""
+def _local(op: Op, static: Any, on_device: bool = True) -> Callable[..., Any]:
+    """Return the function of blocks, perhaps on a GPU, with its keywords, and under its mask."""
     masked, options, _ = static
     extra = dict(options)
     if masked:
         return functools.partial(_call_masked, op.local, extra)
-    return functools.partial(_call_with, op.local, extra) if extra else op.local
+    if not extra:
+        return op.local
+    if not on_device:
+        return functools.partial(op.local, **extra)
+    return functools.partial(_call_with, op.local, extra)
 
 
 def _call_with(

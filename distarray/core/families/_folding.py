@@ -107,10 +107,10 @@ def reduce_block(
     NumPy's, and none but `initial` on a GPU; where that is None the first item begins, and a sum of
     -0.0 stays so.
     """
-    if block.__class__ is np.ndarray and dtype is None and block.size < _SMALL:
-        return ufunc.reduce(block, axes, None, None, keepdims, **options)
     if dtype is not None:
         block, dtype = convert_to_unit(block, dtype)
+    if block.__class__ is np.ndarray and block.size < _SMALL:
+        return ufunc.reduce(block, axes, dtype, None, keepdims, **options)
     if not _backend.is_numpy(block):
         if ufunc not in _ON_DEVICE:  # CuPy lacks it
             host = _backend.to_host(block)
