@@ -87,6 +87,8 @@ def normalize_dtype(dtype: Any, default: Any = DEFAULT_DTYPE) -> np.dtype[Any]:
     DTypeError
         If its items are Python objects.
     """
+    if dtype is None and default is DEFAULT_DTYPE:
+        return DEFAULT_DTYPE
     try:
         found = np.dtype(default if dtype is None else dtype)
     except TypeError:

@@ -120,6 +120,9 @@ class _Chunked(Partition):
 
     @property
     def smallest(self) -> int:
+        if len(self.counts) == 1:
+            longest = -(-self.size // self.count)
+            return max(self.size - longest * (self.count - 1), 0)  # the last one
         return _shortest(self.size, self.counts)
 
     @property
@@ -177,8 +180,6 @@ def _shortest(size: int, counts: tuple[int, ...]) -> int:
     longest = -(-size // counts[0])
     last = max(size - longest * (counts[0] - 1), 0)  # of blocks in between all are as long
     rest = counts[1:]
-    if not rest:
-        return last
     return min(_shortest(longest, rest), _shortest(last, rest))
 
 

@@ -520,28 +520,30 @@ class _Exchange(_Collective):
         return len(takes) == 1 and len(takes[0].peers) > 1 and takes[0].size == prod(self._shape)
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
-        if self._small is not None and isinstance(local, np.ndarray):
+        communicator = self._communicator
+        reduces = self._whole and local.nbytes <= SMALL_BYTES
+        if (reduces or self._small is not None) and isinstance(local, np.ndarray):
             number: int = self._token
             what: object = self
             if purpose is not None:
                 number, what = _describe_call(number, self, purpose, "cpu")
-            told = self._small.exchange_one(local, number, what)
-            if told is not None:
-                return self.take(told)
-            self._small = None
-        communicator = self._communicator
+            if reduces:
+                assert communicator is not None  # as of all such steps
+                assert self._op is not None
+                reduced = communicator.all_reduce_small(local, self._op, number, what)
+                if reduced is not None:
+                    return reduced
+            if self._small is not None:
+                told = self._small.exchange_one(local, number, what)
+                if told is not None:
+                    return self.take(told)
+                self._small = None
         device = _backend.device_of(local)
         if communicator is None:
             out = _memory.empty(self._shape, self._dtype, device)
             self._take([local], out, self._takes)
             return out
         number, what = _describe_call(self._token, self, purpose, device)
-        if self._whole and local.nbytes <= SMALL_BYTES:
-            op = self._op
-            assert op is not None  # it reduces
-            reduced = communicator.all_reduce_small(local, op, number, what)
-            if reduced is not None:
-                return reduced
         if device == "cpu" and not self._looked:
             self._small, self._looked = self._find_small(communicator), True
             if self._small is not None:
