@@ -22,6 +22,7 @@ from distarray.redistribute._small_blocks import are_small
 from distarray.redistribute._steps import (
     AllGatherStep,
     AllReduceStep,
+    DirectAllReduceStep,
     LocalStep,
     ReduceScatterStep,
     Step,
@@ -52,13 +53,11 @@ class Traffic(NamedTuple):
         How often all ranks wait for one another.
     run
         Length of the stretches of consecutive values that are copied or reduced.
-    filled
-        Values set to an identity first.
     group
         Ranks from which a block comes, the own included; of a local step, among which it is cut,
         or of which one keeps it.
-    is_small
-        Whether all blocks of the ranks travel whole, as small ones do in a node.
+    kind
+        Of the moves that a `MeasuredModel` has measured, the name of those that are like it.
     """
 
     received: float = 0.0
@@ -70,9 +69,8 @@ class Traffic(NamedTuple):
     remote: float = 0.0
     rounds: int = 1
     run: float = 0.0
-    filled: float = 0.0
     group: int = 1
-    is_small: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +209,12 @@ class MeasuredModel(CostModel):
     def seconds(self, traffic: Traffic, itemsize: int) -> float:
         """Return the estimated seconds of a step."""
         moved = max(traffic.received, traffic.sent) * traffic.remote * itemsize
-        nbytes = max(traffic.written, traffic.reduced) * itemsize
+        to_all = traffic.kind == "all_reduce"  # whatever each of them reads
+        read = traffic.written if to_all else max(traffic.written, traffic.reduced)
         return (
             self._network_latency(traffic)
             + moved / self.bandwidth_far
-            + self._on_a_node(traffic, nbytes, traffic.run * itemsize)
+            + self._on_a_node(traffic, read * itemsize, traffic.run * itemsize)
         )
 
     def latency(self, traffic: Traffic) -> float:
@@ -229,18 +228,9 @@ class MeasuredModel(CostModel):
         return traffic.messages * far * self.message_far + others * self.message_near + rounds
 
     def _on_a_node(self, traffic: Traffic, nbytes: float, run: float) -> float:
-        if not traffic.rounds:
-            kept = traffic.copied if traffic.written else 0.0
-            grids = self.cut
-            if traffic.filled:
-                grids = self.fill if traffic.filled > kept else self.keep
-        elif traffic.rounds > 1:
-            grids = self.all_reduce
-        elif traffic.reduced:
-            grids = self.reduce_small if traffic.is_small else self.reduce
-        else:
-            grids = self.exchange_small if traffic.is_small else self.exchange
-        return look_up(grids, traffic.group, nbytes, run) if traffic.written else 0.0
+        if not traffic.written:
+            return 0.0
+        return look_up(getattr(self, traffic.kind), traffic.group, nbytes, run)
 
 
 def look_up(grids: Grids, group: int, nbytes: float, run: float) -> float:
@@ -256,9 +246,9 @@ def look_up(grids: Grids, group: int, nbytes: float, run: float) -> float:
 
 
 def _on_grid(grid: Grid, group: float, nbytes: float, run: float) -> float:
-    """Return the logarithm of the seconds of a number of ranks, each of which has a whole run."""
+    """Return the logarithm of the seconds of a number of ranks, each of which gives each a run."""
     *shorter, (_, last) = grid
-    known = [(log2(length), curve) for length, curve in shorter if length < nbytes / group]
+    known = [(log2(length), curve) for length, curve in shorter if length <= nbytes / group**2]
     whole = _along(last, nbytes)
     if not known or not run:
         return whole
@@ -307,12 +297,13 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
     if isinstance(step, LocalStep):
         fills = step.kind == "fill"
         kept = min(size, _size_at(step.src, step.dst.mesh.rank_at(coordinate)))
+        around = "fill" if kept < size else "keep"
         return Traffic(
             copied=kept if fills else size,
-            filled=size if fills else 0,
             written=size,
             rounds=0,
             run=_run(step),
+            kind=around if fills else "cut",
             group=prod(
                 n
                 for n, before, after in zip(
@@ -337,6 +328,7 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
             remote=model.remote_fraction(mesh, step.mesh_axes),
             rounds=2,
             group=group,
+            kind="all_reduce",
         )
     choice = choose_replicas(step.src, step.dst)
     received = sent = _schedule.count_received(step.src, step.dst, rank)
@@ -351,6 +343,11 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
     if isinstance(step, (AllGatherStep, ReduceScatterStep)) and messages:
         messages = ceil(log2(messages + 1))
     reduces = choice.contributions > 1
+    kind = "reduce" if reduces else "exchange"
+    if isinstance(step, DirectAllReduceStep):
+        kind = "all_reduce"
+    elif are_small([(step.src, step.dtype)]):
+        kind += "_small"
     return Traffic(
         received=received,
         sent=sent,
@@ -361,7 +358,7 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
         remote=remote,
         run=_run(step),
         group=prod(mesh.shape[i] for i in step.mesh_axes) if is_same else senders + 1,
-        is_small=are_small([(step.src, step.dtype)]),
+        kind=kind,
     )
 
 

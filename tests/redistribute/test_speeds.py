@@ -75,12 +75,12 @@ def keep(model: MeasuredModel) -> None:
 
 
 def test_times_are_interpolated_over_logarithms():
-    grids = ((2, ((16.0, ((16.0, 1.0), (64.0, 4.0))), (0.0, ((16.0, 1.0), (256.0, 1.0))))),)
-    of_runs = [look_up(grids, 2, n, 16.0) for n in (1, 40, 64, 128)]
+    grids = ((2, ((10.0, ((16.0, 1.0), (64.0, 4.0))), (0.0, ((16.0, 1.0), (256.0, 1.0))))),)
+    of_runs = [look_up(grids, 2, n, 10.0) for n in (1, 40, 64, 128)]
     assert of_runs == pytest.approx([1, 2.5, 4, 8]), "beyond the last one by the bytes"
-    between = [look_up(grids, 2, 512, run) for run in (1, 16, 64, 256, 1e9, 0)]
+    between = [look_up(grids, 2, 512, run) for run in (1, 10, 40, 160, 1e9, 0)]
     assert between == pytest.approx([32, 32, 2 + 30 / 4, 2 + 30 / 16, 2, 2])
-    assert look_up(grids, 2, 32, 16.0) == pytest.approx(1), "such runs are whole blocks"
+    assert look_up(grids, 2, 32, 10.0) == pytest.approx(1), "there are too few of them"
 
 
 def test_times_of_fewer_ranks_are_interpolated():
@@ -129,6 +129,13 @@ def test_ranks_that_wait_for_each_other_count_whoever_sends():
     mesh = AbstractMesh((2, 2))
     src, dst = (Layout(mesh, p, (64, 64)) for p in ([Shard(1), P], [Shard(0), Shard(0)]))
     assert plan(src, dst, "f8").seconds == pytest.approx(4e-4), "two reduce, four exchange"
+
+
+def test_sums_that_all_ranks_want_are_one_kind():
+    keep(replace(MODEL, all_reduce=((2, flat(7e-4)),)))
+    step = planned(P, R, (16,)).steps[0]
+    assert type(step).__name__ == "DirectAllReduceStep", "every rank reads all blocks"
+    assert planned(P, R, (16,)).seconds == pytest.approx(7e-4)
 
 
 def test_speeds_are_those_of_the_nearest_number_of_ranks_on_a_node():
