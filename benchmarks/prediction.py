@@ -22,7 +22,6 @@ import distarray as da
 from benchmarks import measure, record
 from distarray import _bench
 from distarray.comm import world
-from distarray.comm.kernels import cores
 from distarray.redistribute import redistribute_local
 
 BASELINE = "measured"
@@ -31,6 +30,8 @@ TRIALS = 7
 """Calls after which a kernel is chosen, or NumPy."""
 TURNS = 2
 """Rounds of the plans after each of the bench."""
+LONGER = 3
+"""So many times as long as a move of the bench is measured."""
 WITHIN = 1.5
 LEAST, MOST = 1 << 10, 1 << 27
 """Bytes of the larger of a rank's two blocks."""
@@ -47,10 +48,11 @@ def main() -> None:
         if plan.steps:
             plans.append(plan)
     rounds: list[list[float]] = []
+    seconds = LONGER * _bench.least_seconds(world())
 
     def measure_plans() -> None:
         for _ in range(TURNS):
-            rounds.append([_measure(plan, is_first=not rounds) for plan in plans])
+            rounds.append([_measure(plan, seconds, is_first=not rounds) for plan in plans])
 
     unsteady = _bench.measure_and_keep(measure_plans).unsteady
     rows: list[dict[str, Any]] = []
@@ -84,7 +86,7 @@ def main() -> None:
     record.write(comm, options.out, "prediction", rows, {})
 
 
-def _measure(plan: da.Plan, *, is_first: bool) -> float:
+def _measure(plan: da.Plan, seconds: float, *, is_first: bool) -> float:
     """Return the seconds of a plan in a round; collective."""
     mesh = _mesh(plan.src.mesh.shape)
     src, dst = (layout.replace(mesh=mesh) for layout in (plan.src, plan.dst))
@@ -94,9 +96,7 @@ def _measure(plan: da.Plan, *, is_first: bool) -> float:
     work = partial(redistribute_local, local, src, dst)
     for _ in range(TRIALS if is_first else 1):
         work()
-    comm = world()
-    seconds = 0.01 if comm.size <= cores() else 0.04  # ranks that take turns have several
-    return _bench.time_calls(comm, work, seconds)
+    return _bench.time_calls(world(), work, seconds)
 
 
 _mesh = cache(da.init_device_mesh)

@@ -139,7 +139,7 @@ def bench() -> None:
     ranks = f"{comm.size} rank{'s' * (comm.size > 1)} on this node"
     if comm.rank == 0:
         print(
-            f"measuring {ranks}: some ten seconds, and up to a minute where ranks "
+            f"measuring {ranks}: some ten seconds, and up to two minutes where ranks "
             "share cores or kernels are compiled"
         )
         sys.stdout.flush()

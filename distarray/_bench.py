@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from distarray.comm import Communicator, DeviceMesh, _memory, init_device_mesh, world
-from distarray.comm.kernels import choose_anew, compiling_at_once, cores
+from distarray.comm.kernels import choose_anew, compiling_at_once
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import (
@@ -25,12 +25,13 @@ from distarray.redistribute import (
 )
 
 _SIZES: Final = (
-    1000, 8000, 32_000, 40_000, 65_000, 66_000, 256_000, 512_000, 1_000_000,
-    4_000_000, 9_000_000, 16_000_000, 17_000_000, 32_000_000,
+    1000, 8000, 30_000, 40_000, 65_000, 66_000, 260_000, 270_000, 1_000_000,
+    4_000_000, 9_000_000, 16_000_000, 17_000_000, 33_000_000, 34_000_000, 70_000_000,
 )  # fmt: skip
-"""Bytes of the moves: close to each other where the way changes, at 32 and 64 KiB and 16 MiB, and
-where the blocks of all ranks fill the last cache."""
-_MOST: Final = 3 * _SIZES[-1]
+"""Bytes of the moves: close to each other where the way changes, at 32, 64 and 256 KiB, 16 and
+32 MiB. Two ranks that want a sum go another way from 256 KiB of each on, two that reduce parts from
+32 MiB, which are 16 of each part. What is copied there has a kernel for each power of two."""
+_MOST: Final = 100_000_000
 """Bytes of a block: of cut ones a rank has more than it moves."""
 _RUNS: Final = (16, 72, 264, 2056)
 """Bytes of the runs that the values of a move lie in, beside those of whole blocks.
@@ -39,9 +40,12 @@ For each there is another way to copy large blocks: a kernel moves halves of a r
 NumPy; a kernel that goes past the caches.
 """
 _SECONDS: Final = 0.003
-"""For which each move is repeated in a round."""
-_SECONDS_IN_TURNS: Final = 0.006
-"""The same where ranks take turns, which last some milliseconds."""
+"""For which each move is repeated in a round; twice for each rank of a core that several share.
+
+So all of them have their turns, which last 3 to 4 ms on Linux (a slice, rounded up to a tick of the
+clock). 8 ranks on two cores measured for 6 ms, less than a turn of each, moves among pairs seemed
+to take up to twice as long, by the turns of others, and differed by half from time to time.
+"""
 _ROUNDS: Final = 5
 """The median of them counts: others of a host slow this machine down for seconds at a time."""
 _UNSTEADY: Final = 1.5
@@ -142,8 +146,8 @@ def measure(
     """Measure the moves of the node that all ranks are on, and tell how unsteady; collective.
 
     All of them read each other's blocks in place. All moves have their turn in each round, so that
-    what disturbs one round is outvoted. It takes some ten seconds, more where ranks share cores,
-    and memory for a block of 100 MB and its parts on each rank.
+    what disturbs one round is outvoted. It takes some ten seconds, more where ranks share cores
+    (four on two a minute, eight two), and memory for a block of 100 MB and its parts on each rank.
     """
     groups = [2, ranks] if ranks > 2 and ranks % 2 == 0 else [ranks]
     meshes = [init_device_mesh((ranks // n, n)) for n in groups]
@@ -154,11 +158,13 @@ def measure(
         if mesh is meshes[0] or kind != "cut"  # which a rank does alone, whoever has the rest
         for move in _moves(mesh, kind)
     ]
+    comm = world()
+    least = least_seconds(comm)
     rounds: list[list[float]] = []
     with compiling_at_once():
         for _ in range(_ROUNDS):
             known = rounds[0] if rounds else [0.0] * len(moves)
-            rounds.append([_time(world(), *one) for one in zip(moves, known, strict=True)])
+            rounds.append([_time(comm, *one, least) for one in zip(moves, known, strict=True)])
             between()
     found: dict[str, dict[int, dict[float, list[tuple[float, float]]]]] = {}
     for move, seconds in zip(moves, np.median(rounds, axis=0).tolist(), strict=True):
@@ -204,15 +210,21 @@ def _layouts(
     return None if (run and shape[0] < group) or most > _MOST else ends
 
 
-def _time(comm: Communicator, move: _Move, once: float = 0.0) -> float:
+def _time(comm: Communicator, move: _Move, once: float, seconds: float) -> float:
     """Return the time of a move, of whose last measurement `once` tells; collective."""
     # Not of zeros: on Zen 5 it takes half as long to write these over others.
     block = _memory.full(move.src.local_shape(), 1.0, np.dtype(np.float64))
     work = partial(redistribute_local, block, move.src, move.dst)
     for _ in range(1 if once else _TRIALS):
         work()
-    seconds = _SECONDS if comm.size <= cores() else _SECONDS_IN_TURNS
     return time_calls(comm, work, seconds, once)
+
+
+def least_seconds(comm: Communicator) -> float:
+    """Return for how long calls are to be repeated, so that each rank has its turn; collective."""
+    cores = set[int]().union(*comm.all_gather_object(os.sched_getaffinity(0)))
+    sharing = math.ceil(comm.size / len(cores))
+    return _SECONDS if sharing == 1 else 2 * sharing * _SECONDS
 
 
 def time_calls(

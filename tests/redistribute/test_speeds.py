@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import distarray as da
 from distarray import _bench, testing
-from distarray.comm import store_measured
+from distarray.comm import store_measured, world
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
 from distarray.redistribute import (
     CostModel,
@@ -200,11 +201,22 @@ def test_what_another_version_has_kept_is_left_alone(content):
     assert found.seconds == found.cost
 
 
+@pytest.mark.parametrize(("ranks", "turns"), [(1, 1), (2, 1), (3, 4), (8, 8)])
+def test_ranks_that_share_cores_are_measured_for_turns_of_each(ranks, turns, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    found = testing.simulate(ranks, lambda: _bench.least_seconds(world()))
+    assert set(found) == {turns * _bench._SECONDS}
+
+
+def test_ranks_with_cores_of_their_own_share_none(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {world().rank})
+    assert set(testing.simulate(4, lambda: _bench.least_seconds(world()))) == {_bench._SECONDS}
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_all_moves_are_measured(ranks, monkeypatch):
     monkeypatch.setattr(_bench, "_SIZES", (1 << 14, 1 << 18))
     monkeypatch.setattr(_bench, "_SECONDS", 1e-4)
-    monkeypatch.setattr(_bench, "_SECONDS_IN_TURNS", 1e-4)
     found = testing.simulate(ranks, lambda: _bench.measure(ranks), ranks_per_node=ranks)
     groups = [2, ranks] if ranks == 4 else [ranks]
     for model, unsteady in found:
