@@ -23,6 +23,7 @@ from distarray.errors import (
     ArgumentTypeError,
     FloatingError,
     ImplicitCommunicationError,
+    OutOfRangeError,
     ReadOnlyError,
     ShapeError,
 )
@@ -401,6 +402,23 @@ def test_an_array_that_is_left_over_raises() -> None:
     with pytest.raises(ZeroDivisionError):
         da.fuse(lambda x: x / (1 // 0))(da.ones(4))
     assert not _fusion.open_traces
+
+
+def test_a_number_beyond_the_dtype_raises_at_once_on_every_rank() -> None:
+    def meet(x: Any, function: Any) -> Any:
+        try:
+            return function(x)
+        except OutOfRangeError:
+            return x
+
+    def program() -> None:
+        x = da.distribute_array(np.arange(3, dtype="u1"), da.init_device_mesh((4,)), [Shard(0)])
+        for function in (lambda x: np.minimum(x, -1), lambda x: (x + 256).sum()):
+            assert da.fuse(meet)(x, function) is x  # the last rank has no items
+        np.testing.assert_array_equal(da.fuse(lambda x: x + 200)(x), np.uint8([200, 201, 202]))
+        assert da.fuse(lambda x: (x > -1) & (x < 1000))(x).all()
+
+    on_ranks(program)
 
 
 @on_host

@@ -417,6 +417,8 @@ def _call_masked(
 
 _WAITING_KINDS = frozenset("biufcmM")
 """Of dtypes that may wait; that of text depends on values."""
+_BYTE = frozenset(range(128))
+"""Python's integers that every dtype of integers holds."""
 
 
 def _defer(op: Op, operands: Sequence[Any], static: Any) -> Any:
@@ -432,6 +434,9 @@ def _defer(op: Op, operands: Sequence[Any], static: Any) -> Any:
     kinds = {dtype.kind for dtype in dtypes}
     if step.outside or views or on_device or step.refuses or not _WAITING_KINDS.issuperset(kinds):
         return None
+    if not _BYTE.issuperset(x for x in operands if x.__class__ is int):
+        # What no dtype here holds raises now, on ranks without items as well.
+        _of_plain(op, [stand_in(getattr(x, "dtype", x)) for x in operands], static)
     shape = step.output.local_shape()
     inputs: list[Any] = []
     for x, move in zip(operands, step.moves, strict=True):
