@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from distarray.comm import DeviceMesh
+from distarray.errors import LayoutError
 from distarray.layout import Layout, Placement, kept
 from distarray.ops import (
     Exchange,
@@ -25,12 +26,13 @@ from distarray.ops import (
     fill_in,
     fill_views,
     read_rim,
+    refuse_exchange,
     rim_of_block,
     run_exchange,
 )
 from distarray.torch._buffers import buffer_of, check_travels, empty, tensor_of, wire_dtype
-from distarray.torch._layouts import check_mesh, layout_from
-from distarray.torch._moves import redistribute
+from distarray.torch._layouts import check_block, check_mesh, layout_from
+from distarray.torch._moves import reduce_partial
 from distarray.torch._opaque import disable_compile, refuse_transforms
 
 _WITH_GRADIENT = "dt.halo of a tensor that requires a gradient"
@@ -118,7 +120,7 @@ def _forwards(
     """Return a window without negative steps, which torch lacks, and which axes had them."""
     ranges = [range(n)[one] for one, n in zip(key, shape, strict=True)]
     flipped = tuple(axis for axis, r in enumerate(ranges) if r.step < 0)
-    return tuple(slice(min(r), max(r) + 1) for r in ranges), flipped
+    return tuple(slice(min(r, default=0), max(r, default=-1) + 1) for r in ranges), flipped
 
 
 def _add_repeated(fills: tuple[Fill, ...], gradient: torch.Tensor) -> None:
@@ -185,11 +187,10 @@ def halo(
     refuse_transforms("what ranks send each other (dt.halo)")
     check_mesh(mesh)
     check_travels(tensor)
-    layout = layout_from(tensor, mesh, placements, shape)
+    told = None if shape is None else Layout(mesh, placements, shape)
+    layout = layout_from(tensor, mesh, placements) if told is None else told
     if layout.has_partial:
-        whole = layout.without_partial()
-        tensor = redistribute(tensor, mesh, placements, whole.placements, shape=layout.shape)
-        layout = whole
+        tensor, layout = reduce_partial(tensor, layout), layout.without_partial()
     dtype = wire_dtype(tensor.dtype)
     if tensor.is_floating_point():  # also bfloat16, which NumPy does not know
         dtype = np.dtype(float)
@@ -200,5 +201,10 @@ def halo(
     )
     needs = tensor.requires_grad and torch.is_grad_enabled()
     name = _WITH_GRADIENT if needs else "dt.halo"
+    try:
+        check_block(tuple(tensor.shape), layout)
+    except LayoutError as error:  # which only this rank may know
+        refuse_exchange(rim_of_block(name, layout, rim, tensor.dtype).first.exchange, str(error))
+        raise
     result: torch.Tensor = _Halo.apply(tensor, layout, rim._replace(constants=constants), name)
     return result

@@ -282,14 +282,28 @@ def routes(
     dst = Layout(mesh, dst_placements, src.shape)
     if src.placements == dst.placements:
         dst = src  # whatever the blocks' sizes are, they stay
+    return _routes_of(tensor, src, dst, grad_placements, background)
+
+
+def _routes_of(
+    tensor: torch.Tensor,
+    src: Layout,
+    dst: Layout,
+    grad_placements: Sequence[Placement] | None = None,
+    background: bool = False,
+) -> tuple[Route, Route]:
     try:
-        if shape is not None:
-            check_block(tuple(tensor.shape), src)
+        check_block(tuple(tensor.shape), src)
         return routes_between(src, dst, grad_placements, _needs_gradient(tensor))
     except DistArrayError as error:
         # Only this rank may know it: the others must not wait for it.
         (refuse_async if background else refuse)(src, dst, wire_dtype(tensor.dtype), str(error))
         raise
+
+
+def reduce_partial(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a tensor, whose blocks may have any sizes, with ``Replicate`` for ``Partial``."""
+    return move(tensor, *_routes_of(tensor, layout, layout.without_partial()))
 
 
 # Outside of compiled code the check costs less than a wrapper.

@@ -11,7 +11,7 @@ import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray import Partial, Replicate, Shard  # noqa: E402
 from distarray.comm import CommLog, init_device_mesh, simulate  # noqa: E402
-from distarray.errors import ArgumentError, MismatchError  # noqa: E402
+from distarray.errors import ArgumentError, LayoutError, MismatchError  # noqa: E402
 from tests.array.test_halo import expected  # noqa: E402
 
 R = Replicate()
@@ -40,6 +40,8 @@ def _index_of(shape, box, widths, modes):
         ((2, 2), [Shard(0), Shard(1)], [(1, 1), (2, 1), (0, 0)], None),
         ((2, 2), [Shard(1), R], [(0, 3), (6, 6), (1, 0)], {1: (0, 1, 5)}),
         ((4,), [Shard(0)], [(3, 3), (0, 0), (0, 0)], {0: (0, 2, 2, 3, 7)}),
+        ((2, 2), [Shard(1), Shard(0)], [(2, 3), (1, 0), (0, 0)], {1: (0, 0, 5)}),
+        ((4,), [Shard(1)], [(2, 3), (0, 0), (1, 1)], {1: (0, 0, 5, 5, 5)}),
     ],
 )
 def test_halo_and_its_gradients_agree_with_one_process(
@@ -147,3 +149,28 @@ def test_partial_tensors_are_reduced_and_errors_are_raised_on_every_rank():
             dt.halo(block, mesh, [Shard(0)], 1 + mesh.rank)
 
     simulate(2, program)
+
+
+def test_partial_blocks_of_any_sizes_are_reduced():
+    def program():
+        mesh = init_device_mesh((2, 2))
+        part = torch.ones(1 + 3 * mesh.coordinate[0], requires_grad=True)
+        wide = dt.halo(part, mesh, [Shard(0), Partial()], 1, "periodic")
+        assert wide.tolist() == [2] * (len(part) + 2)
+        wide.sum().backward()
+        assert part.grad.tolist() == ([3] if len(part) == 1 else [2, 1, 1, 2])
+
+    simulate(4, program)
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_block_that_does_not_fit_the_shape_raises_on_every_rank(needs):
+    def program():
+        mesh = init_device_mesh((3,))
+        own = int(mesh.rank == 1)
+        block = torch.ones(2 + own, requires_grad=needs)
+        with pytest.raises(LayoutError if own else MismatchError, match="leave shape= out"):
+            dt.halo(block, mesh, [Shard(0)], 1, shape=(6,))
+        assert dt.halo(block, mesh, [Shard(0)], 1).shape == (3 + 2 * own,)
+
+    simulate(3, program)
