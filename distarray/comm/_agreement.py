@@ -109,9 +109,17 @@ def _failure(error: Exception, name: object) -> Failure:
         # Other ranks may lack a class that is derived from ours.
         ours = DistArrayError.__module__
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ours)
-        return Failure(kind, str(error))
-    text = f"{name} failed there: {type(error).__name__}: {error}"
+        return Failure(kind, _text_of(error))
+    text = f"{name} failed there: {type(error).__name__}: {_text_of(error)}"
     return Failure(CommunicationError, text)
+
+
+def _text_of(error: Exception) -> str:
+    """Return what an error says, whose class may be a user's and fail to say it."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(it cannot be printed, for a {type(other).__name__})"
 
 
 def raise_alike(

@@ -89,6 +89,29 @@ def test_mapped_function_that_fails_or_does_not_fit_raises_on_every_rank() -> No
     on_ranks(program)
 
 
+def test_an_error_without_a_text_reaches_every_rank() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise KeyError("text")
+
+    def program() -> None:
+        mesh = init_device_mesh((4,))
+        x = distribute_array(np.arange(8.0), mesh, [Shard(0)])
+
+        def fails(block: Any) -> Any:
+            if mesh.rank == 2:
+                raise MuteError
+            return block
+
+        with pytest.raises(MuteError if mesh.rank == 2 else CommunicationError) as caught:
+            map_blocks(fails, x)
+        if mesh.rank != 2:
+            assert "MuteError: (it cannot be printed, for a KeyError)" in str(caught.value)
+        agrees(map_blocks(np.negative, x), -np.arange(8.0))
+
+    on_ranks(program)
+
+
 def test_outside_the_mesh_the_function_is_not_called() -> None:
     def program() -> None:
         mesh = DeviceMesh([0, 1])
