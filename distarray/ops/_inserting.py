@@ -183,8 +183,10 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
 
 def _spread(places: range) -> slice:
     """Return the places in the result of values that are put in before those of a slice."""
+    if not places:
+        return slice(0, 0)
     forward = places.step > 0
-    start = places.start + (0 if forward else max(len(places) - 1, 0))
+    start = places.start + (0 if forward else len(places) - 1)
     step = places.step + (1 if forward else -1)
     stop = start + len(places) * step
     return slice(start, stop if stop >= 0 else None, step)

@@ -17,7 +17,19 @@ MASK = np.array([True, False, True])
 @pytest.mark.parametrize("name", ["delete", "insert"])
 @pytest.mark.parametrize(
     "where",
-    [MASK, MASK.tolist(), np.array([], int), [], (0, True), slice(0, 2), np.array([-1, -3])],
+    [
+        MASK,
+        MASK.tolist(),
+        np.array([], int),
+        [],
+        (0, True),
+        slice(0, 2),
+        np.array([-1, -3]),
+        slice(-5, -1, -1),
+        slice(-5, None, -2),
+        slice(2, 1),
+        slice(9, None, -2),
+    ],
     ids=str,
 )
 def test_places_and_booleans_are_those_of_numpy(name: str, where: Any) -> None:
