@@ -15,6 +15,7 @@ from distarray.core import (
     check_distributed,
     check_out,
     check_writable,
+    plain_buffer,
     write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -241,7 +242,7 @@ def read_count(name: str, of: str, value: Any) -> int:
 
 def read_array(name: str, x: Any, axis: Any) -> tuple[Any, int]:
     if not isinstance(x, BaseArray):
-        x = np.asarray(x)
+        x = plain_buffer(x, name, objects=True)
         if x.dtype.hasobject:
             check_distributed(name, x)
     if not x.ndim:

@@ -219,6 +219,8 @@ def test_small_choices_of_large_ranges_compute_no_others() -> None:
         (lambda rng: rng.choice(2, 2, p=[1, 0], replace=False), ArgumentError, "only 1"),
         (lambda rng: rng.choice(2, 4, p=["a", "b"]), ArgumentTypeError, "no real numbers"),
         (lambda rng: rng.choice(2, 4, shuffle=None), ArgumentTypeError, "shuffle"),
+        (lambda rng: rng.choice(np.ma.masked_array([1, 2], [0, 1])), ArgumentTypeError, "Masked"),
+        (lambda rng: rng.permutation(np.ma.masked_array([1, 2])), ArgumentTypeError, "Masked"),
     ],
 )
 def test_mistakes_raise_on_every_rank(call: Any, error: Any, shown: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core import BaseArray
+from distarray.core import BaseArray, plain_buffer
 from distarray.errors import ArgumentError, IndexingError
 from distarray.ops.families._selection import WHOLE_AXIS, Item, Key, expand, normalize_key
 from distarray.typing import Buffer, Shape
@@ -189,8 +189,11 @@ def array_of(entry: Any) -> Any:
     """Return an entry of a key as an array of integers or booleans; None: it is a basic one."""
     if entry is None or entry is Ellipsis or type(entry) is slice or type(entry) is int:
         return None
-    if isinstance(entry, BaseArray) or _backend.is_buffer(entry):
+    array: Any
+    if isinstance(entry, BaseArray):
         array = entry
+    elif _backend.is_buffer(entry):
+        array = plain_buffer(entry, "indexing", objects=True)  # refuses masked arrays
     elif hasattr(entry, "__index__") and not isinstance(entry, (bool, np.bool_)):
         return None
     else:

@@ -109,7 +109,7 @@ def merged_layout(layout: Layout, axis: int, count: int) -> Layout:
 
 def is_mask_of(key: Any, shape: Shape) -> bool:
     """Tell whether a key is one array of booleans that fits the first axes of a shape."""
-    is_array = isinstance(key, BaseArray) or _backend.is_buffer(key)
+    is_array = type(key) is np.ndarray or isinstance(key, BaseArray) or _backend.is_cupy(key)
     return is_array and key.dtype == bool and key.ndim > 0 and key.shape == shape[: key.ndim]
 
 

@@ -15,6 +15,7 @@ import distarray as da
 from distarray.comm import CommLog
 from distarray.errors import (
     ArgumentError,
+    ArgumentTypeError,
     DistArrayError,
     ImplicitCommunicationError,
     IndexingError,
@@ -496,5 +497,22 @@ def test_masks_beside_arrays_count_as_the_places_of_their_items(
             y[key(*own)] = value
             expected[key(*masks)] = value
             agrees(y, expected)
+
+    on_ranks(program)
+
+
+def test_keys_whose_class_means_more_are_refused_on_every_rank() -> None:
+    some = np.ma.masked_array(np.arange(6) > 1, np.arange(6) > 3)
+    places = np.ma.masked_array([1, 2], [True, False])
+
+    def program() -> None:
+        x = da.asarray(np.arange(6.0))
+        for key in (some, places, (some,)):
+            for value in (1.0, np.ones(2), da.ones(2)):
+                with pytest.raises(ArgumentTypeError, match="would lose"):
+                    x[key] = value
+            with pytest.raises(ArgumentTypeError, match="would lose"):
+                x[key]
+        agrees(x, np.arange(6.0))
 
     on_ranks(program)
