@@ -80,3 +80,11 @@ def test_clip_casts_into_out_as_it_is_told() -> None:
         assert np.clip(x, *limits, out=out, casting="unsafe") is out
         expected = np.clip(values, *limits, out=np.zeros(6, np.int32), casting="unsafe")
         np.testing.assert_array_equal(out.full_array(), expected)
+
+
+@pytest.mark.parametrize("exponent", [-1, -(2**70), 300, 2**70])
+def test_an_exponent_that_the_dtype_of_the_base_does_not_hold_raises(exponent: int) -> None:
+    with pytest.raises(OverflowError):
+        np.ones(3, np.uint8) ** exponent
+    with pytest.raises(da.errors.OutOfRangeError, match="pow of uint8, int"):
+        da.ones(3, dtype=np.uint8) ** exponent

@@ -16,6 +16,7 @@ from distarray.core import (
     BaseArray,
     binary,
     joining,
+    refusal_error,
     unary,
 )
 from distarray.errors import ArgumentError
@@ -31,7 +32,7 @@ def _natural(operands: Sequence[Any]) -> bool:
 
     Raises
     ------
-    ArgumentError
+    ArgumentError, OutOfRangeError
         If NumPy refuses it.
     """
     base, exponent = operands[:2]
@@ -54,6 +55,8 @@ def _natural(operands: Sequence[Any]) -> bool:
             f"pow of {getattr(base, 'dtype', base)} and exponent {lowest}: {error}; convert the "
             "base with astype, or use float_power"
         ) from error
+    except OverflowError as error:  # of a number that the dtype of the base does not hold
+        raise refusal_error("pow", error, operands) from error
     return False
 
 
