@@ -21,7 +21,7 @@ import numpy as np
 from distarray.comm import _backend, _memory, gather_parts, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout
-from distarray.linalg._kernels import subtract_product
+from distarray.linalg._kernels import decompose_finite, subtract_product
 from distarray.linalg._tiles import Grid, tile_width
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
@@ -171,7 +171,7 @@ class Reflections:
 def _decompose(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a singular value decomposition, or NaN of NaN, which only one process sees."""
     try:
-        u, s, vh = np.linalg.svd(x)
+        u, s, vh = decompose_finite(x)
     except np.linalg.LinAlgError:
         u, s, vh = (np.full(shape, np.nan, x.dtype) for shape in (x.shape, len(x), x.shape))
     return u, s, vh

@@ -19,7 +19,7 @@ import numpy as np
 from distarray.comm import _backend, _memory, gather_parts, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout, Replicate, Shard, chunk
-from distarray.linalg._kernels import eliminate_panel, solve_triangle, subtract_product
+from distarray.linalg._kernels import eliminate_panel, raise_tiny, solve_triangle, subtract_product
 from distarray.linalg._tiles import Grid
 from distarray.ops import LinAlgError
 from distarray.redistribute import redistribute_local
@@ -78,9 +78,9 @@ class Elimination:
     def determinant(self) -> tuple[Any, Any]:
         """Return the sign of the determinant and the logarithm of its absolute value."""
         diagonal = np.concatenate([step.triangles.diagonal() for step in self._steps])
-        size = abs(diagonal)
-        sign = np.prod(diagonal / size) * _parity(np.concatenate([s.rows for s in self._steps]))
-        return sign.astype(diagonal.dtype), np.log(size).sum()
+        sign = np.prod(np.sign(diagonal * raise_tiny(diagonal)))
+        sign *= _parity(np.concatenate([step.rows for step in self._steps]))
+        return sign.astype(diagonal.dtype), np.log(abs(diagonal)).sum()
 
     def substitute(self) -> np.ndarray:
         """Return the tiles of the solutions: from the last step to the first, what it has found."""

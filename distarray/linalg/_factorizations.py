@@ -13,6 +13,7 @@ from distarray.linalg import _tiles
 from distarray.linalg._blocked_cholesky import blocked_cholesky
 from distarray.linalg._blocked_qr import blocked_qr, panel_width
 from distarray.linalg._blocks import adjoint, cut_as, multiply, on_grid
+from distarray.linalg._kernels import decompose_finite
 from distarray.linalg._spectral import eigen, hermitian, singular, singular_values
 from distarray.linalg._tall import is_tall, tall_qr, tall_svd
 from distarray.linalg._tiles import is_large, takes_tiles
@@ -67,7 +68,7 @@ def _complex_dtype(block: np.ndarray) -> Any:
 
 _cholesky = whole_axes("cholesky", np.linalg.cholesky, fails=True)
 _qr = whole_axes("qr", lambda block, mode: _as_tuple(np.linalg.qr(block, mode)))
-_svd = whole_axes("svd", lambda block, **options: _as_tuple(np.linalg.svd(block, **options)), True)
+_svd = whole_axes("svd", lambda *args, **kw: _as_tuple(decompose_finite(*args, **kw)), fails=True)
 _eigh = whole_axes("eigh", lambda block, UPLO: _as_tuple(np.linalg.eigh(block, UPLO)), fails=True)  # noqa: N803
 _eigvalsh = whole_axes("eigvalsh", np.linalg.eigvalsh, fails=True)
 _eig = whole_axes("eig", _complex(np.linalg.eig), fails=True)

@@ -110,6 +110,29 @@ def subtract_product(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         _call(gemm, *letters, *sizes, minus, b, b_distance, a, a_distance, one, x, distance)
 
 
+def decompose_finite(x: np.ndarray, compute_uv: bool = True, **options: Any) -> Any:
+    """Return singular value decompositions, or raise where LAPACK may not return."""
+    if compute_uv:
+        check_finite(x)
+    return np.linalg.svd(x, compute_uv=compute_uv, **options)
+
+
+def check_finite(x: np.ndarray) -> None:
+    """Raise the error of a decomposition that does not converge where an item is not finite."""
+    if not np.isfinite(x).all():
+        raise np.linalg.LinAlgError("SVD did not converge; NaN or infinities are among the items")
+
+
+def raise_tiny(numbers: np.ndarray) -> np.ndarray:
+    """Return powers of two that make subnormal numbers large enough to divide by, and 1 for others.
+
+    Reciprocals of subnormal numbers overflow; BLAS and complex division make some.
+    """
+    finfo, sizes = np.finfo(numbers.dtype), abs(numbers)
+    is_tiny = (sizes > 0) & (sizes < finfo.tiny)
+    return np.where(is_tiny, finfo.eps**-2, finfo.dtype.type(1))
+
+
 def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool = False) -> None:
     """Put the solution of `triangle @ y = x` into `x`, where `unit` with ones on the diagonal.
 
@@ -118,6 +141,9 @@ def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool 
     is backward stable (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 8).
     """
     size, quick = len(triangle), _scipy("quick trsm", x.dtype)
+    if not unit and (factors := raise_tiny(triangle.diagonal())[:, None]).max(initial=1) > 1:
+        triangle = triangle * factors
+        x *= factors
     if quick is not None and 0 < size <= 2 * LEAF and x.size and x.flags.carray:
         quick(1, triangle.T, x.T, side=1, lower=not lower, diag=unit, overwrite_b=True)
         return
@@ -168,9 +194,10 @@ def eliminate_panel(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         triangles = np.array(np.ascontiguousarray(panel), order="F")
         pivots = np.empty(min(panel.shape), np.int32)
         _call(getrf, height, width, triangles, height, pivots, np.empty(1, np.int32))
-        for k, pivot in enumerate((pivots - 1).tolist()):
-            order[k], order[pivot] = order[pivot], order[k]
-        return triangles, order
+        if raise_tiny(triangles.diagonal()).max() == 1:  # OpenBLAS does not divide by others
+            for k, pivot in enumerate((pivots - 1).tolist()):
+                order[k], order[pivot] = order[pivot], order[k]
+            return triangles, order
     panel = panel.copy()
     for start in range(0, min(panel.shape), PANEL_LEAF):
         stop = min(start + PANEL_LEAF, height, width)
@@ -195,6 +222,7 @@ def _eliminate_leaf(columns: np.ndarray) -> np.ndarray:
             columns[:, [k, pivot]] = columns[:, [pivot, k]]
             order[[k, pivot]] = order[[pivot, k]]
         if column[k] != 0:
-            column[k + 1 :] /= column[k]
+            factor = raise_tiny(column[k])
+            column[k + 1 :] = column[k + 1 :] * factor / (column[k] * factor)
         columns[k + 1 :, k + 1 :] -= np.outer(columns[k + 1 :, k], column[k + 1 :])
     return order

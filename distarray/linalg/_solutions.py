@@ -27,6 +27,7 @@ from distarray.linalg import _tiles
 from distarray.linalg._blocks import cut_as, multiply
 from distarray.linalg._elimination import tile_inv, tile_slogdet, tile_solve
 from distarray.linalg._factorizations import svd
+from distarray.linalg._kernels import check_finite
 from distarray.linalg._tall import is_tall
 from distarray.linalg._tiles import is_large, takes_tiles
 from distarray.ops import (
@@ -49,6 +50,12 @@ from distarray.ops import (
 )
 
 
+def _pinv_of_finite(block: Any, *cutoff: Any, hermitian: bool, **options: Any) -> Any:
+    if not hermitian:
+        check_finite(block)
+    return np.linalg.pinv(block, *cutoff, hermitian=hermitian, **options)
+
+
 class SlogdetResult(NamedTuple):
     """Signs of determinants, and logarithms of their absolute values."""
 
@@ -57,7 +64,7 @@ class SlogdetResult(NamedTuple):
 
 
 _inv = whole_axes("inv", np.linalg.inv, fails=True)
-_pinv = whole_axes("pinv", np.linalg.pinv, fails=True)
+_pinv = whole_axes("pinv", _pinv_of_finite, fails=True)
 _solve = whole_axes("solve", np.linalg.solve, fails=True)
 _det = whole_axes("det", np.linalg.det)
 _slogdet = whole_axes("slogdet", lambda block: tuple(np.linalg.slogdet(block)))
@@ -372,8 +379,9 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     kept = s > cutoff * largest
     rank = int(sum(kept))
     right = b if b.ndim == 2 else b[:, None]
-    inverse = _reciprocals(s, kept)
-    x = matmul(
+    unit = 2.0 ** builtins.min(-math.frexp(largest)[1], 1000)  # so that no reciprocal overflows
+    inverse = _reciprocals(s * unit, kept)
+    x = unit * matmul(
         conj(matrix_transpose(vh)), inverse[:, None] * matmul(conj(matrix_transpose(u)), right)
     )
     small = np.empty(0, kind).real.dtype

@@ -214,11 +214,11 @@ def hermitian(x: Any, uplo: str) -> Any:
 
 
 def _find_scale(x: Any, name: str) -> float:
-    """Return the size of the largest item, and 1 where all are 0."""
+    """Return the size of the largest item, or what is large enough to divide by."""
     largest = float(max(abs(x)))
     if not math.isfinite(largest):
         raise LinAlgError(f"{name} did not converge; NaN or infinities are among the items")
-    return largest or 1.0
+    return builtins.max(largest, float(np.finfo(x.dtype).tiny))
 
 
 def _size(x: Any) -> float:

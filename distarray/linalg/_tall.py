@@ -35,7 +35,7 @@ import numpy as np
 from distarray.comm import Communicator, _backend, _memory, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout, Replicate, Shard
-from distarray.linalg._kernels import solve_triangle
+from distarray.linalg._kernels import decompose_finite, solve_triangle
 from distarray.ops import REPLICATED_BYTES, raise_alike
 from distarray.typing import Buffer
 
@@ -147,7 +147,7 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
     largest = source.partition(source.ndim - 2).largest
     has_columns = kind in ("qr", "svd")
     options: dict[str, Any] = {"full_matrices": False} if has_columns else {"compute_uv": False}
-    decompose = raise_alike(partial(np.linalg.svd, **options), name, step.outputs[-1])
+    decompose = raise_alike(partial(decompose_finite, **options), name, step.outputs[-1])
     dtype = np.linalg.qr(np.empty((0, 1, 1), step.call.dtypes[0]))[0].dtype
 
     def function(block: Buffer) -> Any:

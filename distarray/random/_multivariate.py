@@ -382,6 +382,8 @@ def _factor(cov: Any, method: str, checks: bool, tol: float) -> tuple[Any, bool]
     if method == "eigh":
         values, vectors = np.linalg.eigh(cov)
         return vectors * np.sqrt(np.maximum(values, 0)), not checks or bool((values >= -tol).all())
+    if not np.isfinite(cov).all():  # LAPACK may not return
+        raise LinAlgError("multivariate_normal(method='svd'): the covariance is not finite")
     vectors, values, others = np.linalg.svd(cov)
     factor = vectors * np.sqrt(values)
     return factor, not checks or bool(np.allclose((others.T * values) @ others, cov, tol, tol))

@@ -368,6 +368,40 @@ def test_least_squares_of_infinities_are_refused_on_all_ranks(shape: tuple[int, 
     on_ranks(program)
 
 
+@pytest.mark.parametrize("shape", [(14, 14), (60, 14)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_singular_vectors_of_what_is_not_finite_are_an_error(
+    bad: float, shape: tuple[int, int]
+) -> None:
+    value = np.random.default_rng(0).normal(size=shape)
+    value[0, 0] = bad  # LAPACK would not return from infinity
+
+    def program() -> None:
+        x = da.asarray(value)
+        for call in (da.linalg.svd, da.linalg.pinv, np.linalg.pinv):
+            with pytest.raises(np.linalg.LinAlgError, match="converge"):
+                call(x)
+        agrees(x, value)  # they go on in step
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-300, 1e300])
+@pytest.mark.parametrize("shape", [(7, 7), (40, 7)])
+def test_least_squares_of_any_size_are_those_of_one(shape: tuple[int, int], scale: float) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=shape), rng.normal(size=shape[:1])
+    expected = np.linalg.lstsq(a, b)[0]
+
+    def program() -> None:
+        with np.errstate(over="ignore"):  # of residuals
+            found = da.linalg.lstsq(da.asarray(a * scale), da.asarray(b * scale))
+        np.testing.assert_allclose(np.asarray(found[0]), expected, rtol=1e-6)
+        assert found[2] == 7
+
+    on_ranks(program)
+
+
 def test_partial_matrices_are_reduced_first() -> None:
     def program() -> None:
         mesh = da.init_device_mesh((4,))

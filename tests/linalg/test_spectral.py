@@ -60,6 +60,7 @@ MATRICES = {
     "tridiagonal": np.diag(abs(np.arange(SIZE) - SIZE / 2))  # Wilkinson's matrix
     + np.eye(SIZE, k=1)
     + np.eye(SIZE, k=-1),
+    "subnormal": draw(SIZE, SIZE) * 1e-310 + 1j * draw(2 * SIZE, SIZE)[SIZE:] * 1e-310,
     "integers": np.arange(SIZE**2).reshape(SIZE, SIZE) % 7,
 }
 

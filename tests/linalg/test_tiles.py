@@ -118,6 +118,36 @@ def test_solutions_and_determinants_are_those_of_the_matrix(data: st.DataObject)
     on_ranks(program)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.parametrize("kind", ["all", "columns", "diagonal"])
+@pytest.mark.usefixtures("kernels")
+def test_subnormal_pivots_are_divided_by(kind: str, dtype: Any) -> None:
+    size, tiny = 14, float(np.finfo(dtype).tiny) / 64
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=(size, size)) + 3 * np.eye(size)
+    if np.dtype(dtype).kind == "c":
+        value = value + 1j * rng.normal(size=value.shape)
+    scales = np.ones(size)
+    scales[slice(None) if kind == "all" else [3, 12]] = tiny
+    value = np.diag(value.diagonal()) if kind == "diagonal" else value
+    right = rng.normal(size=(size, 3))
+    sign, logarithm = np.linalg.slogdet(value)
+    expected = np.linalg.solve(value, right)
+    matrix = (value * scales).astype(dtype)
+    scaled = (right * tiny).astype(dtype)  # so that no solution overflows
+
+    def program() -> None:
+        x = da.distribute_array(matrix, da.init_device_mesh((3,)), [Shard(0)], src=None)
+        found = da.linalg.slogdet(x)
+        assert abs(complex(found.sign) - sign) < 1e-2
+        np.testing.assert_allclose(found.logabsdet, logarithm + np.log(scales).sum(), rtol=1e-4)
+        solution = np.asarray(da.linalg.solve(x, scaled)).astype(value.dtype)
+        solution = solution * scales[:, None] * 2.0**100 / (tiny * 2.0**100)
+        np.testing.assert_allclose(solution, expected, rtol=0, atol=1e-2 * abs(expected).max())
+
+    simulate(3, program)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64])
 @pytest.mark.usefixtures("kernels")
 def test_ill_conditioned_and_growing_matrices_have_small_residuals(dtype: Any) -> None:

@@ -135,6 +135,8 @@ def test_covariances_that_are_none() -> None:
                 rng.multivariate_normal([0.0, 0.0], wrong, 3, "raise", method=method)
         with pytest.raises(np.linalg.LinAlgError, match="svd"):
             rng.multivariate_normal([0.0, 0.0], wrong, 3, method="cholesky")
+        with pytest.raises(np.linalg.LinAlgError, match="finite"):
+            rng.multivariate_normal([0.0, 0.0], [[np.inf, 0.0], [0.0, 1.0]], 3)
 
     simulate(1, program)
 
