@@ -38,6 +38,8 @@ def turned(values: Any) -> np.ndarray:
 
 def units(difference: Any, like: Any) -> float:
     """Return the norm of a difference in units of rounding of a matrix."""
+    factor = 2.0**100 if abs(like).max() < 1e-300 else 1.0  # complex division overflows
+    difference, like = difference * factor, like * factor
     eps, scale = np.finfo(difference.dtype).eps, abs(like).max() or 1
     norm = np.linalg.norm(like / scale, 2)
     return float(np.linalg.norm(difference / scale) / max(norm, 1e-30) / eps / len(like))
