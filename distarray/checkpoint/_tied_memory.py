@@ -153,8 +153,8 @@ def _values(reader: Reader, piece: MemoryPiece, low: int, high: int) -> bytes:
         )
         values = np.empty(boxes.shape(box), piece.entry.dtype)
         reader.read(piece.entry, box, values)
-        found.append(_bytes(values.transpose(order)))
-    return b"".join(found)
+        found.append(values.transpose(order).reshape(-1))
+    return _bytes(np.concatenate(found))  # runs may end elsewhere in an array of another shape
 
 
 def _differ_in(reader: Reader, one: MemoryPiece, other: MemoryPiece) -> bool:
