@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from arguments import at_least
 
 import distarray as da
 
@@ -133,12 +134,17 @@ def draw(path: Path, slices: dict[str, np.ndarray]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run both ways, compare, and draw the middle plane."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--points", type=int, default=64, help="grid points along an edge")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--points", type=at_least(1), default=64, help="grid points along an edge")
+    parser.add_argument("--steps", type=at_least(1), default=10)
     parser.add_argument(
-        "--rate", type=float, default=2.0, help="diffusivity * time of a step / spacing**2"
+        "--rate",
+        type=at_least(0, float),
+        default=2.0,
+        help="diffusivity * time of a step / spacing**2",
     )
-    parser.add_argument("--rtol", type=float, default=1e-10, help="of each system of equations")
+    parser.add_argument(
+        "--rtol", type=at_least(0, float), default=1e-10, help="of each system of equations"
+    )
     parser.add_argument("--check", action="store_true", help="compare with the twin in SciPy")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the picture")
     options = parser.parse_args(arguments)

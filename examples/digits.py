@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from arguments import at_least
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
@@ -82,7 +83,7 @@ def accuracy(model: nn.Module) -> float:
 def main(arguments: list[str] | None = None) -> None:
     """Train, and tell how well it reads."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=at_least(1), default=20)
     parser.add_argument("--one", action="store_true", help="do not distribute")
     options = parser.parse_args(arguments)
     mesh = da.default_mesh()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import flights_data
 import numpy as np
+from arguments import at_least
 from tqdm import tqdm
 
 import distarray as da
@@ -111,10 +112,15 @@ def draw(path: Path, points: np.ndarray, labels: np.ndarray, result: dict[str, n
 def main(arguments: list[str] | None = None) -> None:
     """Read, fit, and write the result from rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--clusters", type=int, default=5)
-    parser.add_argument("--components", type=int, default=3)
+    parser.add_argument("--clusters", type=at_least(1), default=5)
     parser.add_argument(
-        "--share", type=float, default=1.0, help="leading share of the table to read"
+        "--components", type=at_least(1, most=len(flights_data.FEATURES)), default=3
+    )
+    parser.add_argument(
+        "--share",
+        type=at_least(1e-4, float, 1),
+        default=1.0,
+        help="leading share of the table to read",
     )
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the result and plot")
     options = parser.parse_args(arguments)

@@ -17,6 +17,7 @@ os.environ.setdefault("SCIPY_ARRAY_API", "1")  # scikit-learn asks for it, befor
 import flights_data
 import numpy as np
 import sklearn
+from arguments import at_least
 from sklearn.decomposition import PCA
 from sklearn.linear_model import Ridge
 from sklearn.metrics import accuracy_score, r2_score
@@ -68,7 +69,9 @@ def fit(flights: Any) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="of the flights (1)")
+    parser.add_argument(
+        "--share", type=at_least(1e-4, float, 1), default=1.0, help="of the flights (1)"
+    )
     parser.add_argument("--one", action="store_true", help="with NumPy, all of it on each rank")
     options = parser.parse_args(arguments)
     mesh = da.default_mesh()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import at_least
 
 import distarray as da
 
@@ -95,10 +96,12 @@ def draw(path: Path, at: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> 
 def main(arguments: list[str] | None = None) -> None:
     """Find the length, predict, and compare and draw on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--points", type=int, default=1500, help="where heights are observed")
-    parser.add_argument("--noise", type=float, default=0.05, help="of the heights")
-    parser.add_argument("--lengths", type=float, nargs="+", default=[0.1, 0.2, 0.4])
-    parser.add_argument("--grid", type=int, default=25, help="predictions along a side")
+    parser.add_argument(
+        "--points", type=at_least(1), default=1500, help="where heights are observed"
+    )
+    parser.add_argument("--noise", type=at_least(1e-6, float), default=0.05, help="of the heights")
+    parser.add_argument("--lengths", type=at_least(1e-6, float), nargs="+", default=[0.1, 0.2, 0.4])
+    parser.add_argument("--grid", type=at_least(2), default=25, help="predictions along a side")
     parser.add_argument("--check", action="store_true", help="compare with the twin in NumPy")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the picture")
     options = parser.parse_args(arguments)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gpt_text
 import torch
+from arguments import at_least, mesh_shape
 from gpt_model import GPT, Size
 from torch.nn import functional
 from tqdm import tqdm
@@ -145,14 +146,22 @@ def draw(path: Path, losses: list[float], title: str) -> None:
 
 def options_of(parser: argparse.ArgumentParser) -> None:
     """Add what every way of training this model can be told."""
-    parser.add_argument("--mesh", help="ranks for data and for tensor parallelism, such as 2,2")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=16, help="passages of a step, over all ranks")
+    parser.add_argument(
+        "--mesh", type=mesh_shape, help="ranks for data and for tensor parallelism, such as 2,2"
+    )
+    parser.add_argument("--steps", type=at_least(0), default=400)
+    parser.add_argument(
+        "--batch", type=at_least(1), default=16, help="passages of a step, over all ranks"
+    )
     for name in ("length", "width", "heads", "layers"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
-    parser.add_argument("--rate", type=float, default=2e-3, help="learning rate at the beginning")
+        parser.add_argument(f"--{name}", type=at_least(1), default=getattr(Size, name))
+    parser.add_argument(
+        "--rate", type=at_least(0, float), default=2e-3, help="learning rate at the beginning"
+    )
     parser.add_argument("--double", action="store_true", help="compute in float64")
-    parser.add_argument("--samples", type=int, default=400, help="bytes to write at the end")
+    parser.add_argument(
+        "--samples", type=at_least(0), default=400, help="bytes to write at the end"
+    )
     parser.add_argument("--out", type=Path, default=Path(), help="folder for what is written")
 
 
@@ -161,9 +170,11 @@ def prepared(
 ) -> tuple[da.DeviceMesh, gpt_text.Text, GPT, Size]:
     """Return the mesh, the text, the model of one process, and its size."""
     world = da.default_mesh()
-    shape = (1, world.size)
-    if options.mesh:
-        shape = tuple(int(n) for n in options.mesh.split(","))
+    shape = options.mesh or (1, world.size)
+    if len(shape) != 2:
+        parser.error(f"--mesh {shape[0]}: it has two numbers, such as 2,2")
+    if options.width % options.heads:
+        parser.error(f"a width of {options.width} does not go over {options.heads} heads evenly")
     mesh = da.init_device_mesh(shape, ("dp", "tp"))
     if options.batch % mesh["dp"].size:
         parser.error(f"a batch of {options.batch} does not go over {mesh['dp'].size} groups evenly")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import gpt
 import torch
+from arguments import at_least
 from gpt_model import GPT, Size
 
 import distarray as da
@@ -85,7 +86,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     gpt.options_of(parser)
     parser.set_defaults(batch=12)  # goes over 1, 2, 3, 4 and 6 groups
-    parser.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="0: never")
+    parser.add_argument(
+        "--save-every", type=at_least(0), default=100, metavar="STEPS", help="0: never"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     options = parser.parse_args(arguments)
     path = options.out / "gpt-checkpoints"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from arguments import at_least
 
 import distarray as da
 
@@ -62,8 +63,8 @@ def diffuse_alone(plate: np.ndarray, steps: int) -> np.ndarray:
 def main(arguments: list[str] | None = None) -> None:
     """Run both ways and compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--points", type=int, default=512, help="grid points along a side")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--points", type=at_least(1), default=512, help="grid points along a side")
+    parser.add_argument("--steps", type=at_least(1), default=100)
     options = parser.parse_args(arguments)
 
     world = da.default_mesh()

@@ -21,6 +21,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from arguments import at_least
 
 import distarray as da
 
@@ -128,10 +129,14 @@ def draw_errors(path: Path, found: np.ndarray, batch: int, exact: float) -> None
 def main(arguments: list[str] | None = None) -> None:
     """Estimate, and compare and draw on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--paths", type=int, default=1_000_000)
-    parser.add_argument("--days", type=int, default=52, help="on which the average is taken")
-    parser.add_argument("--batch", type=int, default=100_000, help="paths at a time, of all ranks")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--paths", type=at_least(2), default=1_000_000)
+    parser.add_argument(
+        "--days", type=at_least(1), default=52, help="on which the average is taken"
+    )
+    parser.add_argument(
+        "--batch", type=at_least(2), default=100_000, help="paths at a time, of all ranks"
+    )
+    parser.add_argument("--seed", type=at_least(0), default=1)
     parser.add_argument("--check", action="store_true", help="compare with the twin in NumPy")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the picture")
     options = parser.parse_args(arguments)

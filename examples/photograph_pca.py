@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import at_least
 from numpy.lib.stride_tricks import sliding_window_view
 
 import distarray as da
@@ -72,12 +73,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Factorize, and compare and draw on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--photograph", choices=["china.jpg", "flower.jpg"], default="flower.jpg")
-    parser.add_argument("--size", type=int, default=8, help="points along a side of a patch")
+    parser.add_argument(
+        "--size", type=at_least(1), default=8, help="points along a side of a patch"
+    )
     parser.add_argument("--check", action="store_true", help="compare with the twin in NumPy")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the picture")
     options = parser.parse_args(arguments)
 
     image = photograph(options.photograph)
+    if options.size > min(image.shape):
+        parser.error(f"no patch of {options.size} points lies in a photograph of {image.shape}")
     rows = distributed_patches(da.distribute_array(image), options.size)
     with da.communication("raise", min_bytes=rows.nbytes // 100):  # nothing large moves
         shares, waves, scores = (*components(rows),)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import at_least, mesh_shape
 
 import distarray as da
 
@@ -118,12 +119,14 @@ def draw(path: Path, history: np.ndarray, plane: np.ndarray) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Begin or resume, advance with checkpoints, and compare and draw on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--points", type=int, default=32, help="grid points along a side")
-    parser.add_argument("--viscosity", type=Fraction, default=Fraction(1, 100))
-    parser.add_argument("--dt", type=float, default=0.05, help="time step")
-    parser.add_argument("--steps", type=int, default=120, help="from time 0")
-    parser.add_argument("--mesh", default=None, help="such as 2,2 for pencils; default: slabs")
-    parser.add_argument("--save-every", type=int, default=0, help="steps; default: no checkpoints")
+    parser.add_argument("--points", type=at_least(1), default=32, help="grid points along a side")
+    parser.add_argument("--viscosity", type=at_least(0, Fraction), default=Fraction(1, 100))
+    parser.add_argument("--dt", type=at_least(0, float), default=0.05, help="time step")
+    parser.add_argument("--steps", type=at_least(0), default=120, help="from time 0")
+    parser.add_argument("--mesh", type=mesh_shape, help="such as 2,2 for pencils; default: slabs")
+    parser.add_argument(
+        "--save-every", type=at_least(0), default=0, help="steps; default: no checkpoints"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--check", action="store_true", help="compare with the twin in NumPy")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for what is written")
@@ -132,8 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     checkpoints = options.out / "taylor_green"
 
     world = da.default_mesh()
-    shape = tuple(map(int, options.mesh.split(","))) if options.mesh else (world.size,)
-    mesh = da.init_device_mesh(shape)
+    mesh = da.init_device_mesh(options.mesh or (world.size,))
     cuts = [da.Shard(1 + i) for i in range(mesh.ndim)]
     u = to_spectrum(vortices(n, da, mesh=mesh, placements=cuts))
     step, history = 0, []
