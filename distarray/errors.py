@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 
 class DistArrayError(Exception):
     """Base of all errors raised by the library."""
@@ -23,7 +25,7 @@ class ShapeError(DistArrayError, ValueError):
     """Shapes that do not fit together."""
 
 
-class AxisError(DistArrayError, ValueError, IndexError):
+class AxisError(DistArrayError, np.exceptions.AxisError):
     """An array axis out of range, or named twice."""
 
 
@@ -69,8 +71,11 @@ class ReadOnlyError(ArgumentError):
     """An array that may not be written into: a copy of items of another, or memory of others."""
 
 
-class ArgumentTypeError(DistArrayError, TypeError):
-    """An argument of a type the function does not accept."""
+class ArgumentTypeError(DistArrayError, TypeError, ValueError):
+    """An argument of a type the function does not accept.
+
+    It is a ValueError as well, which NumPy's functions raise for many of them.
+    """
 
 
 class MissingPackageError(DistArrayError, ModuleNotFoundError):

@@ -16,6 +16,7 @@ from distarray.core._arguments import (
     check_order,
     check_position,
     check_travels,
+    choice_error,
     choose_mesh,
     choose_placements,
     describe,

@@ -105,17 +105,23 @@ def check_order(name: str, order: Any, known: str) -> str:
     raise error(f"{name} got order={describe(order)}; it takes {letters}")
 
 
+def choice_error(name: str, key: str, value: Any, known: Sequence[str | None]) -> DistArrayError:
+    """Return the error of an argument that is none of some words."""
+    error = ArgumentError if isinstance(value, str) else ArgumentTypeError
+    words = ", ".join(repr(one) for one in known if one is not None)
+    return error(f"{name}({key}={describe(value)}): one of {words}")
+
+
 def check_casting(name: str, casting: Any) -> Any:
     """Return a rule of NumPy's for conversions.
 
     Raises
     ------
-    ArgumentError
+    ArgumentError, ArgumentTypeError
         If there is no such rule.
     """
     if not isinstance(casting, str) or casting not in _CASTING:
-        known = ", ".join(map(repr, _CASTING))
-        raise ArgumentError(f"{name}(casting={describe(casting)}): one of {known}")
+        raise choice_error(name, "casting", casting, _CASTING)
     return casting
 
 

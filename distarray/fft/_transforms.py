@@ -14,6 +14,7 @@ from distarray.core import (
     Step,
     check_distributed,
     check_integer,
+    check_out,
     describe,
     refusal_error,
     register,
@@ -220,6 +221,7 @@ def _one_axis(name: str) -> Callable[..., Any]:
     ) -> Any:
         layout: Layout = check_distributed(name, x)._layout
         place = normalize_axis(axis, layout.ndim)
+        check_out(name, x, out)
         if n is None:
             size = layout.shape[place]
             n = 2 * (size - 1) if is_real_result else size
@@ -393,6 +395,7 @@ def _several_axes(one: str, two: bool) -> Callable[..., Any]:
     real = _KINDS[one][1]
 
     def several(x: Any, s: Any, axes: Any, norm: Any, out: Any, workers: Any) -> Any:
+        check_out(name, check_distributed(name, x), out)
         pairs = _lengths(name, x, s, axes, real_result=real == "out")
         if not pairs:
             if real:

@@ -17,6 +17,8 @@ def read_axes(axes: Any) -> int | tuple[int, ...]:
     ArgumentTypeError
         If one is no integer; booleans are none.
     """
+    if isinstance(axes, bytes):  # whose items are integers
+        return _integer(axes)
     if type(axes) is tuple or (isinstance(axes, Iterable) and getattr(axes, "ndim", 1) != 0):
         return tuple([one if type(one) is int else _integer(one) for one in axes])
     return _integer(axes)

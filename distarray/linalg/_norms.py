@@ -371,6 +371,7 @@ def matrix_rank(x: Any, /, tol: Any = None, hermitian: bool = False, *, rtol: An
         raise ArgumentError("matrix_rank() takes one of tol= and rtol=")
     if check_distributed("matrix_rank", x).ndim < 2:
         return astype(any_of(logical_not(x == 0)), np.int64)
+    hermitian = check_flag("matrix_rank", "hermitian", hermitian)
     values = svd(x, compute_uv=False, hermitian=hermitian)
     if tol is None:
         tol = max(values, axis=-1, keepdims=True, initial=0) * (

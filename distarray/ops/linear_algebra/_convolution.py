@@ -19,7 +19,7 @@ from distarray.core import (
     Op,
     Step,
     check_distributed,
-    describe,
+    choice_error,
     empty_block,
     normalize_operands,
     register,
@@ -63,7 +63,7 @@ def _spec(_: Op, call: Call) -> Layouts:
     return Layouts((whole, replicated_layout(layout.mesh, kernel.shape)), output, sends)
 
 
-def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     try:
         slide: Any = np.convolve  # whose stub knows fewer dtypes
         dtype = slide(*(np.zeros(1, dtype) for dtype in call.dtypes)).dtype
@@ -71,7 +71,7 @@ def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
             raise TypeError("they have no dtype in common")
     except (TypeError, ValueError) as error:
         raise DTypeError(
-            f"convolve of {' and '.join(map(str, call.dtypes))}: {error}; convert with astype"
+            f"{op.name} of {' and '.join(map(str, call.dtypes))}: {error}; convert with astype"
         ) from None
     return dtype, dtype
 
@@ -143,7 +143,10 @@ def _bind_long(step: Step, reach: Reach, shift: int, text: str) -> Callable[...,
     return slide
 
 
-_convolve = Op("convolve", np.convolve, _spec, dtypes=_dtypes, bind=_bind)
+_OPERATIONS = {
+    name: Op(name, np.convolve, _spec, dtypes=_dtypes, bind=_bind)
+    for name in ("convolve", "correlate")
+}
 
 
 def _arguments(name: str, x1: Any, x2: Any, mode: Any) -> tuple[Any, Any]:
@@ -155,9 +158,7 @@ def _arguments(name: str, x1: Any, x2: Any, mode: Any) -> tuple[Any, Any]:
         arrays = [x if x.ndim else x[None] for x in arrays]
     check_distributed(name, next((x for x in arrays if isinstance(x, BaseArray)), arrays[0]))
     if not isinstance(mode, str) or mode not in _MODES:
-        raise ArgumentError(
-            f"{name} got mode={describe(mode)}; one of {', '.join(map(repr, _MODES))}"
-        )
+        raise choice_error(name, "mode", mode, _MODES)
     for x in arrays:
         if x.ndim != 1 or not x.size:
             raise ShapeError(
@@ -173,7 +174,7 @@ def _slide(name: str, x: Any, kernel: Any, mode: str) -> Any:
             f"{name} of {x.size} with {kernel.size} items: the shorter array has more than "
             f"{KERNEL_BYTES} bytes, and every process needs it; multiply Fourier transforms instead"
         )
-    return run(_convolve, (x, kernel), mode)
+    return run(_OPERATIONS[name], (x, kernel), mode)
 
 
 @register

@@ -79,11 +79,14 @@ def cross(
     if axis is not None:
         axisa = axisb = axisc = axis
     lines = []
-    for x, place in zip(normalize_operands("cross", (x1, x2)), (axisa, axisb), strict=True):
-        at = normalize_axis(check_integer("cross", "axis", place), getattr(x, "ndim", 0))
+    pairs = [
+        (x, normalize_axis(check_integer("cross", "axis", place), getattr(x, "ndim", 0)))
+        for x, place in zip(normalize_operands("cross", (x1, x2)), (axisa, axisb), strict=True)
+    ]
+    for x, at in pairs:
         if x.shape[at] != 3:
             raise ShapeError(
-                f"cross got vectors of {x.shape[at]} items, along axis {place} of shape {x.shape}; "
+                f"cross got vectors of {x.shape[at]} items, along axis {at} of shape {x.shape}; "
                 "they have three"
             )
         lines.append(moveaxis(x, at, -1) if isinstance(x, BaseArray) else np.moveaxis(x, at, -1))

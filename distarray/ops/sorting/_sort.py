@@ -28,6 +28,7 @@ from distarray.core import (
     check_flag,
     check_integer,
     check_writable,
+    choice_error,
     describe,
     normalize_operands,
     plain_buffer,
@@ -752,8 +753,7 @@ def _arguments(
     check_distributed(name, x)
     descending = check_flag(name, "descending", descending)
     if not (kind is None or isinstance(kind, str)) or kind not in _KINDS:
-        known = ", ".join(map(repr, _KINDS[1:]))
-        raise ArgumentError(f"{name}(kind={describe(kind)}): one of {known}")
+        raise choice_error(name, "kind", kind, _KINDS)
     if stable is None:
         stable = kind not in ("quicksort", "heapsort")
     elif kind is not None:
@@ -791,7 +791,7 @@ def _check_places(name: str, x: Any, kth: Any, axis: Any, kind: Any) -> None:
     """
     check_distributed(name, x)
     if not isinstance(kind, str) or kind != "introselect":
-        raise ArgumentError(f"{name}(kind={describe(kind)}): 'introselect' is the only one")
+        raise choice_error(name, "kind", kind, ["introselect"])
     size = x.size if axis is None else x.shape[normalize_axis(axis, x.ndim)]
     places = np.asarray(plain_buffer(kth, name, objects=True))
     if places.size and (places.dtype.kind not in "iu" or places.ndim > 1):

@@ -1,0 +1,82 @@
+"""Errors are caught as NumPy's are, and are the same after a way between processes."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray.comm import CommLog
+from distarray.testing import simulate
+
+CLASSES = [one for one in vars(da.errors).values() if isinstance(one, type)]
+
+
+@pytest.mark.parametrize("kind", [*CLASSES, da.linalg.LinAlgError])
+def test_errors_are_the_same_after_pickling(kind: Any) -> None:
+    if issubclass(kind, da.errors.DistArrayError):
+        found = pickle.loads(pickle.dumps(kind("some words")))
+        assert type(found) is kind
+        assert str(found) == "some words"
+
+
+CALLS = {
+    "axis out of range": lambda xp, x: xp.sum(x, axis=4),
+    "axis named twice": lambda xp, x: xp.transpose(x, (0, 0)),
+    "no axis": lambda xp, x: xp.sum(x, axis="a"),
+    "bytes as axes": lambda xp, x: xp.sum(x, axis=b"x"),
+    "axis of the second": lambda xp, x: xp.cross(x, x, axisb=2),
+    "sizes": lambda xp, x: x + xp.ones(5),
+    "pad: no such word": lambda xp, x: xp.pad(x, 1, what=3),
+    "pad: no such mode": lambda xp, x: xp.pad(x, 1, mode="what"),
+    "pad: negative": lambda xp, x: xp.pad(x, -1),
+    "fftfreq: a word": lambda xp, x: xp.fft.fftfreq("a"),
+    "rfftfreq: a fraction": lambda xp, x: xp.fft.rfftfreq(1.5),
+    "casting: no word": lambda xp, x: xp.add(x, x, casting=None),
+    "casting: no such word": lambda xp, x: xp.add(x, x, casting="what"),
+    "kind: no word": lambda xp, x: xp.sort(x, kind=1.5),
+    "partition: no word": lambda xp, x: xp.partition(x, 1, kind=1.5),
+    "mode: no word": lambda xp, x: xp.correlate(xp.ones(3), xp.ones(3), mode=None),
+    "order of the sort": lambda xp, x: xp.sqrt(x, order="what"),
+    "method": lambda xp, x: xp.quantile(x, 0.5, method=None),
+    "norm": lambda xp, x: xp.linalg.norm(x, ord=b"x"),
+    "keepdims": lambda xp, x: xp.sum(x, keepdims=[1, 2]),
+    "not square": lambda xp, x: xp.linalg.inv(x),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_catches_the_error_of_numpy_catches_ours(name: str) -> None:
+    call = CALLS[name]
+    with pytest.raises(Exception) as caught:
+        call(np, np.ones((3, 4 if name != "axis of the second" else 3)))
+    expected = caught.type
+    if expected.__module__.startswith("numpy._core"):  # private ones
+        expected = expected.__base__
+
+    def program() -> None:
+        x = da.ones((3, 4 if name != "axis of the second" else 3))
+        with CommLog() as log, pytest.raises(expected) as ours:
+            call(da, x)
+        assert isinstance(ours.value, da.errors.DistArrayError)
+        assert log.count() == 0
+
+    simulate(2, program)
+
+
+@pytest.mark.parametrize("name", ["convolve", "correlate", "fft.fft", "fft.fft2"])
+def test_errors_name_the_function_that_was_called(name: str) -> None:
+    room, _, own = name.rpartition(".")
+
+    def program() -> None:
+        first, second = da.init_device_mesh((2,)), da.DeviceMesh([1, 0])
+        x, y = (da.ones((4,) * (1 + (own == "fft2")), mesh=mesh) for mesh in (first, second))
+        function = getattr(getattr(da, room) if room else da, own)
+        call = (lambda: function(x, out=y)) if room else (lambda: function(x, y))
+        with pytest.raises(da.errors.MeshError, match=own):
+            call()
+
+    simulate(2, program)
