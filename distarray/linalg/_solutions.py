@@ -50,10 +50,10 @@ from distarray.ops import (
 )
 
 
-def _pinv_of_finite(block: Any, *cutoff: Any, hermitian: bool, **options: Any) -> Any:
-    if not hermitian:
+def _pinv_of_finite(block: Any, *cutoff: Any, **options: Any) -> Any:
+    if not options["hermitian"]:
         check_finite(block)
-    return np.linalg.pinv(block, *cutoff, hermitian=hermitian, **options)
+    return np.linalg.pinv(block, *cutoff, **options)
 
 
 class SlogdetResult(NamedTuple):
