@@ -67,7 +67,10 @@ def test_what_catches_the_error_of_numpy_catches_ours(name: str) -> None:
     simulate(2, program)
 
 
-@pytest.mark.parametrize("name", ["convolve", "correlate", "fft.fft", "fft.fft2"])
+JOINS = ["concat", "stack", "vstack", "hstack", "dstack", "column_stack"]
+
+
+@pytest.mark.parametrize("name", ["convolve", "correlate", "append", *JOINS, "fft.fft", "fft.fft2"])
 def test_errors_name_the_function_that_was_called(name: str) -> None:
     room, _, own = name.rpartition(".")
 
@@ -75,8 +78,11 @@ def test_errors_name_the_function_that_was_called(name: str) -> None:
         first, second = da.init_device_mesh((2,)), da.DeviceMesh([1, 0])
         x, y = (da.ones((4,) * (1 + (own == "fft2")), mesh=mesh) for mesh in (first, second))
         function = getattr(getattr(da, room) if room else da, own)
-        call = (lambda: function(x, out=y)) if room else (lambda: function(x, y))
-        with pytest.raises(da.errors.MeshError, match=own):
+        if room:
+            call = lambda: function(x, out=y)  # noqa: E731
+        else:
+            call = lambda: function([x, y]) if own in JOINS else function(x, y)  # noqa: E731
+        with pytest.raises(da.errors.MeshError, match=f"^{own}"):
             call()
 
     simulate(2, program)

@@ -19,7 +19,7 @@ from distarray.errors import ArgumentTypeError, IndexingError, ShapeError
 from distarray.layout import normalize_axis
 from distarray.ops.creation._filled import empty_like, ones, zeros_like
 from distarray.ops.indexing._items import getitem, setitem
-from distarray.ops.manipulation._joining import concat, resize_axis, tile
+from distarray.ops.manipulation._joining import concat_as, resize_axis, tile
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.manipulation._shape import moveaxis
 
@@ -57,7 +57,7 @@ def append(x: Any, /, values: Any, axis: int | None = None) -> Any:
     parts = [
         one if isinstance(one, BaseArray) else plain_buffer(one, "append") for one in (x, values)
     ]
-    return concat(parts, axis)
+    return concat_as("append", parts, axis)
 
 
 @register

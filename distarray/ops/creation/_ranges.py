@@ -217,10 +217,7 @@ def linspace(
     >>> print(da.linspace(0, 1, 5))
     [0.   0.25 0.5  0.75 1.  ]
     """
-    ends = [_end("start", start), _end("stop", stop)]
-    num = check_integer("linspace", "num", num)
-    if num < 0:
-        raise ArgumentError(f"linspace got num={num}; it must be 0 or more")
+    ends, num = _check_ends("linspace", start, stop, num)
     divisions = num - 1 if endpoint else num
     # Two values at the same ends: NumPy's own choice of dtype, and checks of the arguments.
     own = np.linspace(ends[0], ends[1], 2).dtype
@@ -255,15 +252,24 @@ def linspace(
     return (result, step) if retstep else result
 
 
-def _end(name: str, value: Any) -> Any:
+def _check_ends(name: str, start: Any, stop: Any, num: Any) -> tuple[list[Any], int]:
+    """Return the ends of a range, and how many values it has."""
+    ends = [_end(name, "start", start), _end(name, "stop", stop)]
+    num = check_integer(name, "num", num)
+    if num < 0:
+        raise ArgumentError(f"{name} got num={num}; it must be 0 or more")
+    return ends, num
+
+
+def _end(name: str, key: str, value: Any) -> Any:
     if isinstance(value, (complex, np.complexfloating)):
         return value
     if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0:
         raise ArgumentTypeError(
-            f"linspace got {name}={describe(value)}; it must be one number. Between the items of "
+            f"{name} got {key}={describe(value)}; it must be one number. Between the items of "
             "arrays: start + da.linspace(0, 1, num)[:, None] * (stop - start)"
         )
-    return _number("linspace", name, value)
+    return _number(name, key, value)
 
 
 def logspace(
@@ -312,6 +318,7 @@ def logspace(
     [   1.   10.  100. 1000.]
     """
     base = base if isinstance(base, complex) else _number("logspace", "base", base)
+    (start, stop), num = _check_ends("logspace", start, stop, num)
     exponents = linspace(
         start, stop, num, endpoint, device=device, mesh=mesh, placements=placements
     )
@@ -362,7 +369,8 @@ def geomspace(
     >>> print(da.geomspace(1, 1000, 4))
     [   1.   10.  100. 1000.]
     """
-    ends = [np.asarray(_end("start", start)), np.asarray(_end("stop", stop))]
+    found, num = _check_ends("geomspace", start, stop, num)
+    ends = [np.asarray(end) for end in found]
     if not all(ends):
         raise ArgumentError(
             f"geomspace({start}, {stop}) has an end that is 0; no multiple leads on"

@@ -56,6 +56,7 @@ from distarray.typing import Axes, Buffer, Shape
 # --- the family ----------------------------------------------------------------------------------
 
 
+@functools.cache
 def join(name: str) -> Op:
     """Return an operation that joins arrays, or stretches of one.
 
@@ -97,7 +98,6 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     return Joined(name, spec.inputs, axis, spec.plan, spec.output, step.call.dtypes[0])
 
 
-_concat = join("concat")
 _roll = join("roll")
 _tile = join("tile")
 
@@ -151,49 +151,61 @@ def concat(
     >>> print(da.concat([da.arange(3), da.zeros(2, int)]))
     [0 1 2 0 0]
     """
-    check_casting("concat", casting)
-    given = list_arrays("concat", arrays)
+    return concat_as("concat", arrays, axis, out, dtype, casting)
+
+
+def concat_as(
+    name: str,
+    arrays: Any,
+    axis: int | None,
+    out: Any = None,
+    dtype: Any = None,
+    casting: Any = "same_kind",
+) -> Any:
+    """Do what `concat` does, for a function of this name."""
+    check_casting(name, casting)
+    given = list_arrays(name, arrays)
     if out is None and dtype is None and axis is not None and _are_alike(given):
-        return run(_concat, given, (normalize_axis(axis, given[0].ndim), None, None))
-    given = normalize_operands("concat", given)
+        return run(join(name), given, (normalize_axis(axis, given[0].ndim), None, None))
+    given = normalize_operands(name, given)
     if not given:
-        raise ShapeError("concat got no arrays; pass at least one")
-    check_distributed("concat", next((x for x in given if isinstance(x, BaseArray)), given[0]))
+        raise ShapeError(f"{name} got no arrays; pass at least one")
+    check_distributed(name, next((x for x in given if isinstance(x, BaseArray)), given[0]))
     if axis is None:
         given = [change_shape(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
     given = [x if isinstance(x, BaseArray) or hasattr(x, "ndim") else np.asarray(x) for x in given]
     dtypes = [x.dtype for x in given]
     if out is not None and dtype is not None:
-        raise ArgumentTypeError("concat takes dtype= or out=, which has a dtype, not both")
+        raise ArgumentTypeError(f"{name} takes dtype= or out=, which has a dtype, not both")
     if out is not None:
-        check_target("concat", out)
+        check_target(name, out)
         dtype = out.dtype
     if dtype is None:
-        dtype = normalize_dtype(_common_dtype(dtypes))
+        dtype = normalize_dtype(_common_dtype(name, dtypes))
     else:
         wanted = normalize_dtype(dtype)
         dtype = max((with_length(wanted, own) for own in dtypes), key=lambda one: one.itemsize)
     for own in dtypes:
         if own is not dtype and not np.can_cast(own, dtype, casting):
             raise DTypeError(
-                f"concat of {own} into {dtype} with casting={casting!r}; pass another dtype, or "
+                f"{name} of {own} into {dtype} with casting={casting!r}; pass another dtype, or "
                 "casting='unsafe'"
             )
     along = normalize_axis(axis, given[0].ndim)
     if all(own is dtype or own == dtype for own in dtypes):
-        return run_and_write(_concat, given, (along, None, None), out)
+        return run_and_write(join(name), given, (along, None, None), out)
     shape = join_shapes([x.shape for x in given], along)  # which must fit before anything is sent
     if out is not None:
-        check_fits("concat", out, shape, dtype)
-    mesh = common_mesh("concat", [x._layout.mesh for x in given if isinstance(x, BaseArray)])
+        check_fits(name, out, shape, dtype)
+    mesh = common_mesh(name, [x._layout.mesh for x in given if isinstance(x, BaseArray)])
     parts = [
-        cast("concat", x, dtype)
+        cast(name, x, dtype)
         if isinstance(x, BaseArray)
-        else convert_on_all(mesh, "concat", x.dtype, dtype, functools.partial(x.astype, dtype))
+        else convert_on_all(mesh, name, x.dtype, dtype, functools.partial(x.astype, dtype))
         for x in given
     ]
-    return run_and_write(_concat, parts, (along, None, None), out)
+    return run_and_write(join(name), parts, (along, None, None), out)
 
 
 def _are_alike(arrays: Sequence[Any]) -> bool:
@@ -204,12 +216,12 @@ def _are_alike(arrays: Sequence[Any]) -> bool:
     return all(isinstance(x, BaseArray) and x.dtype is dtype for x in arrays)
 
 
-def _common_dtype(dtypes: Sequence[Any]) -> Any:
+def _common_dtype(name: str, dtypes: Sequence[Any]) -> Any:
     try:
         return np.result_type(*dtypes)
     except TypeError as error:
         raise DTypeError(
-            f"concat of {', '.join(map(str, dtypes))}: {error}; convert the arrays with astype"
+            f"{name} of {', '.join(map(str, dtypes))}: {error}; convert the arrays with astype"
         ) from None
 
 
@@ -313,7 +325,7 @@ def stack(
     wide = [
         expand_dims(x, axis) if isinstance(x, BaseArray) else np.expand_dims(x, axis) for x in given
     ]
-    return concat(wide, axis, out, dtype=dtype, casting=casting)
+    return concat_as("stack", wide, axis, out, dtype, casting)
 
 
 @register

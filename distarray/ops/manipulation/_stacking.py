@@ -19,7 +19,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import normalize_axis
 from distarray.ops.indexing._items import getitem
-from distarray.ops.manipulation._joining import concat, list_arrays
+from distarray.ops.manipulation._joining import concat, concat_as, list_arrays
 
 MOST_EMPTY = 1 << 16
 """How many parts of a division may have no items: each is an array of its own."""
@@ -131,16 +131,16 @@ def _arrays(name: str, arrays: Any) -> list[Any]:
 
 def hstack(arrays: Sequence[Any], /, *, dtype: Any = None, casting: Any = "same_kind") -> Any:
     given = [_widen(x, 1) for x in _arrays("hstack", arrays)]
-    return concat(given, 0 if given[0].ndim == 1 else 1, dtype=dtype, casting=casting)
+    return concat_as("hstack", given, 0 if given[0].ndim == 1 else 1, None, dtype, casting)
 
 
 def vstack(arrays: Sequence[Any], /, *, dtype: Any = None, casting: Any = "same_kind") -> Any:
     given = [_widen(x, 2) for x in _arrays("vstack", arrays)]
-    return concat(given, 0, dtype=dtype, casting=casting)
+    return concat_as("vstack", given, 0, None, dtype, casting)
 
 
 def dstack(arrays: Sequence[Any], /) -> Any:
-    return concat([_widen(x, 3) for x in _arrays("dstack", arrays)], 2)
+    return concat_as("dstack", [_widen(x, 3) for x in _arrays("dstack", arrays)], 2)
 
 
 def column_stack(arrays: Sequence[Any], /) -> Any:
@@ -151,7 +151,7 @@ def column_stack(arrays: Sequence[Any], /) -> Any:
             key = (_WHOLE, None)
             wide = getitem(wide, key) if isinstance(wide, BaseArray) else wide[key]
         given.append(wide)
-    return concat(given, 1)
+    return concat_as("column_stack", given, 1)
 
 
 _join: Callable[..., Any]

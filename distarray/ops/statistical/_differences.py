@@ -34,7 +34,7 @@ from distarray.ops.elementwise._rounding import astype, copy
 from distarray.ops.families._neighbours import fetch, own_block, sent
 from distarray.ops.families._relabel import resize_axis
 from distarray.ops.indexing._items import setitem
-from distarray.ops.manipulation._joining import concat
+from distarray.ops.manipulation._joining import concat_as
 from distarray.ops.manipulation._shape import broadcast_to
 from distarray.ops.statistical._reductions import sum as sum_of
 from distarray.ops.statistical._reductions import without_partial
@@ -158,7 +158,7 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
         return copy(x)
     one = (*x.shape[:along], 1, *x.shape[along + 1 :])
     joined = [_as_part(part, one) for part in (prepend, x, append) if part is not ABSENT]
-    result = concat(joined, axis=along) if len(joined) > 1 else x
+    result = concat_as("diff", joined, along) if len(joined) > 1 else x
     return run_one(_diff, result, (along, n))
 
 
@@ -215,7 +215,7 @@ def ediff1d(x: Any, /, to_end: Any = None, to_begin: Any = None) -> Any:
             raise DTypeError(f"ediff1d({name}=) of {part.dtype} does not fit items of {flat.dtype}")
         part = part.astype(flat.dtype).reshape(-1)
         parts = [part, *parts] if name == "to_begin" else [*parts, part]
-    return concat(parts, dtype=flat.dtype) if len(parts) > 1 else parts[0]
+    return concat_as("ediff1d", parts, 0, dtype=flat.dtype) if len(parts) > 1 else parts[0]
 
 
 @register
