@@ -142,7 +142,8 @@ def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool 
     is backward stable (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 8).
     """
     size, quick = len(triangle), _scipy("quick trsm", x.dtype)
-    if not unit and (factors := raise_tiny(triangle.diagonal())[:, None]).max(initial=1) > 1:
+    if not unit and abs(triangle.diagonal()).min(initial=1) < np.finfo(triangle.dtype).tiny:
+        factors = raise_tiny(triangle.diagonal())[:, None]
         triangle = triangle * factors
         x *= factors
     if quick is not None and 0 < size <= 2 * LEAF and x.size and x.flags.carray:
