@@ -157,8 +157,6 @@ class _Chunked(Partition):
         start, stop = max(start, 0), min(stop, self.size)
         if start >= stop:
             return ()
-        if not self.counts:
-            return range(1)
         if len(self.counts) == 1:
             step = -(-self.size // self.counts[0])
             return range(start // step, (stop - 1) // step + 1)

@@ -129,6 +129,7 @@ def test_indexing_by_axis_raises_and_names_submesh() -> None:
         ({"shape": (2, 2), "axis_names": ("a",)}, MeshError, "it needs 2"),
         ({"shape": (2, 2), "axis_names": ("a", "a")}, MeshError, "must differ"),
         ({"shape": (2,), "axis_names": (0,)}, ArgumentTypeError, "non-empty string"),
+        ({"shape": (2,), "axis_names": ("",)}, ArgumentTypeError, "non-empty string"),
     ],
 )
 def test_description_that_is_no_mesh_raises(

@@ -16,6 +16,7 @@ from distarray.errors import ArgumentError, DTypeError, MeshError, ShapeError
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
 from distarray.layout import box as boxes
 from distarray.redistribute import CostModel, plan
+from distarray.redistribute._intermediate_layouts import intermediate_layout
 from distarray.redistribute._steps import (
     AllGatherStep,
     AllReduceStep,
@@ -183,6 +184,26 @@ def test_reduction_over_nodes_goes_within_then_across():
     across = found.steps[1]
     assert isinstance(across, AllReduceStep)
     assert across.bytes_received(0) * 4 == 4096 * 64 * 8
+
+
+def test_gathers_between_nodes_go_across_with_few_bytes_and_then_within():
+    mesh = AbstractMesh((2, 4), ("dp", "tp"))
+    src = Layout(mesh, [Shard(0), Shard(1)], (1024, 1024))
+    dst = src.replace(placements=[R, R])
+    assert len(plan(src, dst, "f8").steps) == 1
+    found = plan(src, dst, "f8", model=CostModel(ranks_per_node=4))
+    assert [step.mesh_axes for step in found.steps] == [(0,), (1,)]
+    assert found.steps[0].bytes_received(0) == 1024 * 1024
+
+
+def test_layout_on_the_way_has_the_shard_order_of_the_goal_or_else_of_the_source():
+    placements = (Shard(0), Shard(0), R)
+    straight = Layout(AbstractMesh((2, 2, 2)), [Shard(0), Shard(0), P], (8, 4))
+    inverse = straight.replace(shard_order=(1, 0, 2))
+    elsewhere = straight.replace(placements=[Shard(0), R, Shard(1)])
+    same = straight.replace(placements=[Shard(0), Shard(0), Shard(1)], shard_order=(1, 0, 2))
+    assert intermediate_layout(inverse, elsewhere, placements).sharding_axes(0) == (1, 0)
+    assert intermediate_layout(straight, same, placements).sharding_axes(0) == (1, 0)
 
 
 def test_swap_of_shards_is_one_message_per_rank():
