@@ -278,7 +278,7 @@ class DeviceMesh(Mesh):
         object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._base.name != "world" or self._base is not as_communicator(None):
+        if self._base is not as_communicator(None):
             raise MeshError(
                 f"{self} is made over a communicator of its own, which cannot be pickled; pickle "
                 "mesh.abstract instead"

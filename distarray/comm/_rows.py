@@ -349,10 +349,7 @@ def _pull_messages(
     requests = np.empty(int(asked[:, 2].sum()), np.uint8)
     comm.all_to_all(data, requests, words[:, 2].tolist(), asked[:, 2].tolist())
     ends = _offsets(asked[:, 2])
-    numbers = [
-        _decoded(requests[ends[i] : ends[i + 1]], int(asked[i, 1]), int(asked[i, 0]))
-        for i in range(size)
-    ]
+    numbers = [_decoded(requests[ends[i] : ends[i + 1]], int(asked[i, 1])) for i in range(size)]
     packed = _taken(rows, np.concatenate(numbers))
     counts = words[:, 0].tolist()
     got = _exchange_rows(comm, packed, asked[:, 0].tolist(), counts)
@@ -408,10 +405,8 @@ class _Wanted:
             self.data = distinct.astype(f"u{self.form}").view(np.uint8)
 
 
-def _decoded(data: np.ndarray, form: int, count: int) -> np.ndarray:
+def _decoded(data: np.ndarray, form: int) -> np.ndarray:
     """Return the row numbers that `_Wanted` has made bytes of."""
-    if not count:
-        return np.empty(0, np.intp)
     if form == 1:
         return np.flatnonzero(np.unpackbits(data).view(bool))
     return np.frombuffer(data.tobytes(), f"u{form}").astype(np.intp)

@@ -144,7 +144,9 @@ def test_send_buffer_of_nonblocking_collective_is_taken_as_it_was():
         (lambda c: c.broadcast(np.zeros(3), 2), ArgumentError, "root=2"),
         (lambda c: c.scatter(None, np.zeros(3), root=0), ArgumentError, "send buffer"),
         (lambda c: c.gather(np.zeros(3), None, root=0), ArgumentError, "receive buffer"),
+        (lambda c: c.gather(np.zeros(3, object), None), DTypeError, "objects"),
         (lambda c: c.send(np.zeros(3), -1), ArgumentError, "dest=-1"),
+        (lambda c: c.send(np.zeros(3), 1, tag=32766), ArgumentError, "tag=32766"),
         (lambda c: c.subgroup((0, 7)), ArgumentError, "7"),
     ],
 )
