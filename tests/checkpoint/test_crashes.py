@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,22 @@ def test_later_steps_go_once_the_new_one_is_there(tmp_path, background, monkeypa
     assert all(seen)
     save(path, 26, step=26, remove_later=True)  # nothing is later
     assert da.checkpoint.steps(path) == [20, 25, 26]
+
+
+def test_what_saves_of_other_names_have_left_stays(tmp_path):
+    ours, theirs = tmp_path / ".step-00000001.tmp-0a", tmp_path / ".model.tmp-0a"
+    for left in (ours, theirs):
+        left.mkdir()
+    simulate(2, lambda: save(tmp_path, 1, step=2))
+    assert theirs.exists()
+    assert not ours.exists()
+
+
+def test_files_that_another_rank_has_made_may_be_slow_to_appear(tmp_path):
+    late = threading.Timer(0.2, (tmp_path / "data").touch)
+    late.start()
+    os.close(_files.open_to_write(os.fspath(tmp_path / "data")))
+    late.join()
 
 
 def test_remove_later_is_about_steps(tmp_path):
