@@ -240,6 +240,10 @@ def test_outer_takes_the_arguments_of_a_ufunc() -> None:
         quotients, rests = np.divmod.outer(x, value)
         agrees(quotients, np.divmod.outer(value, value)[0])
         agrees(rests, np.divmod.outer(value, value)[1])
+        both = da.empty_like(quotients), da.empty_like(rests)
+        found = np.divmod.outer(x, value, out=both)
+        assert found[0] is both[0]
+        agrees(both[1], np.divmod.outer(value, value)[1])
 
     on_ranks(program)
 
