@@ -94,6 +94,28 @@ def test_arrays_and_tensors_load_each_other(tmp_path):
     simulate(2, program)
 
 
+def test_blocks_are_placed_where_they_are_loaded_without_a_template(tmp_path):
+    whole = torch.arange(10.0).reshape(5, 2)
+
+    def program() -> None:
+        block = dt.distribute_tensor(whole, da.default_mesh(), [da.Shard(0)])
+        da.checkpoint.save(tmp_path / "x", {"block": block})
+        found = da.checkpoint.load(tmp_path / "x")["block"]
+        assert torch.equal(dt.full_tensor(found), whole)
+
+    simulate(2, program)
+
+
+def test_optimizers_of_other_groups_are_refused(tmp_path):
+    module = nn.Linear(3, 4)
+    apart = torch.optim.SGD([{"params": [module.weight]}, {"params": [module.bias]}], lr=0.5)
+    da.checkpoint.save(tmp_path / "x", {"model": module, "optimizer": apart})
+    state = {"model": module, "optimizer": torch.optim.SGD(module.parameters(), lr=0.1)}
+    with pytest.raises(da.errors.StateDictError, match="the same groups"):
+        da.checkpoint.load(tmp_path / "x", state)
+    assert state["optimizer"].param_groups[0]["lr"] == 0.1
+
+
 def test_what_does_not_fit_is_named_and_nothing_changes(tmp_path):
     da.checkpoint.save(tmp_path / "x", {"model": nn.Linear(3, 4), "other": 1})
     module = nn.Linear(3, 5)
