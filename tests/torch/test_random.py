@@ -59,6 +59,7 @@ def dropped(ranks, module, x, axis):
         (nn.Dropout(1.0), (3, 7), 1),
         (nn.AlphaDropout(0.4), (3, 7, 6), 1),
         (nn.AlphaDropout(0.4, inplace=True), (3, 2, 6), 1),
+        (nn.AlphaDropout(1.0), (3, 7), 1),
         (nn.Dropout1d(0.5), (5, 4, 6), 0),
         (nn.Dropout1d(0.5), (5, 4, 6), 2),
         (nn.Dropout1d(0.5), (40, 6), 1),

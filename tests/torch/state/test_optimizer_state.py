@@ -117,8 +117,9 @@ def test_what_does_not_fit_is_an_error():
         state = dt.optimizer_state_dict(model, optimizer)
         with pytest.raises(ArgumentError, match="none of the Linear's"):
             dt.optimizer_state_dict(model[2], optimizer)
-        with pytest.raises(StateDictError, match="optimizer_state_dict returned"):
-            dt.load_optimizer_state_dict(model, optimizer, {"state": {}})
+        for wrong in ({"state": {}}, 3):
+            with pytest.raises(StateDictError, match="optimizer_state_dict returned"):
+                dt.load_optimizer_state_dict(model, optimizer, wrong)
         with pytest.raises(StateDictError, match="parameter groups"):
             dt.load_optimizer_state_dict(model, torch.optim.SGD(model.parameters()), state)
         state["state"]["0.weight"]["exp_avg"] = torch.ones(4, 5)
