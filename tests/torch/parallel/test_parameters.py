@@ -109,3 +109,21 @@ def test_replaced_parameters_are_refused(replace, shard):
             lin(torch.ones(2, 4))
 
     simulate(4, program, timeout=60)
+
+
+def test_parameters_that_cannot_be_distributed_any_more_are_refused():
+    def program():
+        mesh = da.default_mesh()
+        one = nn.Linear(4, 4)
+        dt.distribute_parameter(one, "weight", mesh, [da.Shard(0)])
+        with pytest.raises(LayoutError, match="distributed already"):
+            dt.distribute_parameter(one, "weight", mesh, [da.Shard(0)])
+        two = nn.Linear(4, 4)
+        two.weight = one.weight
+        with pytest.raises(LayoutError, match="by a module that shares it"):
+            dt.distribute_parameter(two, "weight", mesh, [da.Shard(1)])
+        one.bias.grad = torch.ones(4)
+        with pytest.raises(ArgumentError, match="a gradient already"):
+            dt.distribute_parameter(one, "bias", mesh, [da.Shard(0)])
+
+    simulate(2, program)
