@@ -180,6 +180,15 @@ MUTANTS = (
         ("redistribute/test_exchange.py", "redistribute/test_plan.py"),
     ),
     Mutant(
+        "gathers between nodes are never staged",
+        "redistribute/_search.py",
+        "len(changed) > 1 and self._model.ranks_per_node is not None",
+        "len(changed) > 1 and self._model.ranks_per_node is None",
+        (
+            "redistribute/test_plan.py::test_gathers_between_nodes_go_across_with_few_bytes_and_then_within",
+        ),
+    ),
+    Mutant(
         "rounds of a redistribution leave out one value",
         "redistribute/_schedule.py",
         "index * size // count, (index + 1)",
@@ -1103,6 +1112,13 @@ MUTANTS = (
         ("fft/test_lines.py::test_cut_lines_of_batches_agree_with_numpy",),
     ),
     Mutant(
+        "frequencies that are their own mirror image count twice in batches of cut lines",
+        "fft/_line.py",
+        "[block[place].copy() for place in places]",
+        "[block[place] for place in places]",
+        ("fft/test_lines.py::test_real_lines_of_batches_that_are_cut_agree_with_numpy",),
+    ),
+    Mutant(
         "a chirp knows distances of one sign",
         "fft/_line.py",
         "negative = places > length - taken",
@@ -1450,6 +1466,31 @@ MUTANTS = (
         "                if writer == rank:",
         "                if writer == rank or rank:",
         ("checkpoint/test_tied_memory.py", "checkpoint/test_round_trip.py"),
+    ),
+    Mutant(
+        "a save removes what a save of another name has under way beside it",
+        "checkpoint/storage/_directory.py",
+        "(self._numbered and _STEP.fullmatch(name))",
+        "self._numbered",
+        ("checkpoint/test_crashes.py::test_what_saves_of_other_names_have_left_stays",),
+    ),
+    Mutant(
+        "files that another rank has made are not waited for",
+        "checkpoint/storage/_files.py",
+        "time.monotonic() + _SECONDS_TO_APPEAR",
+        "time.monotonic() - _SECONDS_TO_APPEAR",
+        (
+            "checkpoint/test_crashes.py::test_files_that_another_rank_has_made_may_be_slow_to_appear",
+        ),
+    ),
+    Mutant(
+        "a block that is loaded without a template is taken for a whole tensor",
+        "torch/state/_checkpoint.py",
+        "    place(tensor, *placed)\n    plan.fill_entry",
+        "    plan.fill_entry",
+        (
+            "checkpoint/torch/test_tensors.py::test_blocks_are_placed_where_they_are_loaded_without_a_template",
+        ),
     ),
     # --- torch -----------------------------------------------------------------------------------
     Mutant(

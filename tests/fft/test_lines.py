@@ -127,6 +127,19 @@ def test_cut_lines_of_batches_agree_with_numpy(n: int) -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("n", [120, 127])
+def test_real_lines_of_batches_that_are_cut_agree_with_numpy(n: int) -> None:
+    value = items(n, (2, n // 2 + 1), np.complex128)
+
+    def program() -> None:
+        x = da.asarray(value, placements=[Shard(1)])
+        result = da.fft.irfft(x, n)
+        assert result.layout.sharding_axes(1)
+        assert is_close(result, np.fft.irfft(value, n), n)
+
+    on_ranks(program)
+
+
 def _task(n: int) -> Any:
     from distarray.fft._stages import Task
 

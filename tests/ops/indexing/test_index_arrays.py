@@ -328,6 +328,8 @@ def test_errors_are_those_of_numpy() -> None:
             x[[0, 1]] = 1j
         with pytest.raises(DTypeError):
             np.bitwise_or.at(da.arange(3), [0], 0.5)
+        with pytest.raises(IndexingError, match="must be integers"):
+            da.take_along_axis(x, np.zeros((1, 8)), 0)
         with pytest.raises(IndexingError):
             da.zeros((0, 3))[[0]]
         assert da.zeros((0, 3))[[]].shape == (0, 3)

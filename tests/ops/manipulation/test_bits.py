@@ -30,6 +30,12 @@ def test_bytes_are_numpys_and_seven_items_move_at_most(order: str) -> None:
     assert max(simulate(4, program)) <= 7 * 2 * 8
 
 
+def test_bits_that_nobody_has_are_zeros() -> None:
+    value = np.zeros((5, 0, 2), np.uint8)
+    expected = np.zeros((5, 3, 2), np.uint8)
+    simulate(2, lambda: agrees(da.unpackbits(da.asarray(value), 1, 3), expected))
+
+
 def test_wrong_arguments_are_refused() -> None:
     def program() -> None:
         x = da.ones(8, dtype=np.uint8)
