@@ -157,6 +157,15 @@ MUTANTS = (
             "layout/test_layout.py",
         ),
     ),
+    Mutant(
+        "uneven rows move when their axes are merged with others that are not cut",
+        "layout/_propagate.py",
+        "enumerate(partitions) if p.count > 1), default=-1)",
+        "enumerate(partitions) if p.count > 0), default=-1)",
+        (
+            "ops/manipulation/test_shape.py::test_uneven_rows_stay_where_they_are_when_axes_are_merged",
+        ),
+    ),
     # --- redistribute: from layout to layout -----------------------------------------------------
     Mutant(
         "a box is taken from where it goes to, and not from where it lies",

@@ -490,3 +490,20 @@ def test_partial_stays_partial() -> None:
         assert {y.placements for y in results} == {(Partial("sum"),)}
 
     on_ranks(program)
+
+
+def test_uneven_rows_stay_where_they_are_when_axes_are_merged() -> None:
+    value = np.arange(30).reshape(5, 2, 3)
+
+    def program() -> None:
+        x = da.asarray(value, mesh=da.init_device_mesh((3,)), placements=[Shard(0)])
+        for bounds in ((0, 2, 4, 5), (0, 1, 1, 5)):
+            moved = x.redistribute([Shard(0)], boundaries={0: bounds})
+            for shape in ((30,), (10, 3)):
+                with da.communication("raise"):
+                    y = moved.reshape(shape)
+                row = 6 // math.prod(shape[1:])
+                assert y.layout.partition(0).offsets == tuple(row * i for i in bounds)
+                agrees(y, value.reshape(shape))
+
+    da.testing.simulate(3, program)
