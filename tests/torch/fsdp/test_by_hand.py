@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -45,6 +47,27 @@ def test_gradients_of_modules_that_are_whole_are_cleared():
             mine.zero_grad()
             mine(rows_of(mine, X)).sum().backward()
             same(dt.full_tensor(mine.weight.grad), X.sum(0).expand(4, 4) / 2, "gradient")
+
+    on_ranks(2, program)
+
+
+def test_parameters_are_whole_inside_of_forward():
+    class Penalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4).double()
+
+        def forward(self, x):
+            return self.inner(x).sum() + sum(p.square().sum() for p in self.parameters())
+
+    model = filled(Penalised())
+
+    def program(mesh):
+        mine = dt.fully_shard(copy.deepcopy(model), mesh)
+        for unshard in (False, True):
+            if unshard:
+                mine.unshard()
+            same(mine(X), model(X), "output")
 
     on_ranks(2, program)
 
