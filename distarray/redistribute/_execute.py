@@ -295,7 +295,7 @@ def _model(src: Layout, dst: Layout) -> CostModel:
         communicator = before.communicator()
     else:
         communicator = None
-    if communicator is None or communicator.ranks_per_node is None:
+    if communicator is None:
         return DEFAULT_MODEL
     return replace(DEFAULT_MODEL, ranks_per_node=communicator.ranks_per_node)
 
