@@ -182,6 +182,7 @@ def test_interior_first_leaves_the_array_and_refuses_memory_that_is_used_again()
         # What looks at the block is not written into.
         agrees(map_in_parts(lambda b: b), value)
         agrees(map_in_parts(lambda b: b[:]), value)
+        agrees(map_in_parts(lambda b: np.broadcast_to(b * 2, b.shape)), value * 2)  # is read-only
         agrees(x, value)
         memory = np.zeros(100)
         with pytest.raises(ArgumentError, match="same memory"):
