@@ -28,6 +28,9 @@ class ShapeError(DistArrayError, ValueError):
 class AxisError(DistArrayError, np.exceptions.AxisError):
     """An array axis out of range, or named twice."""
 
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # NumPy's keeps the text that it was made with
+
 
 class IndexingError(DistArrayError, IndexError):
     """An index out of range or of a kind that is not supported."""

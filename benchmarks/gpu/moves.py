@@ -20,7 +20,6 @@ from benchmarks.by_distarray import PLACEMENTS
 from benchmarks.gpu.device import Clock, Work, copy_seconds, library
 from benchmarks.gpu.part import Part
 from distarray.comm import _communicator, world
-from distarray.comm.device_messages import _collectives as _device_collectives
 from distarray.comm.device_messages import _exchange
 
 MOVES = (("S0", "S1"), ("S0", "R"), ("P", "S0"), ("P", "R"))
@@ -254,7 +253,7 @@ def _chunks(part: Part, ranks: Ranks, side: int) -> None:
 def _on_host(part: Part, ranks: Ranks) -> None:
     """Time collectives by way of host memory at once, and as exchanges of chunks."""
     table = "Small collectives: by way of host memory at once, or as for large ones"
-    now = _device_collectives.ON_HOST_BYTES
+    now = _communicator.ON_HOST_BYTES
     rows = []
     for size in (1 << n for n in range(12, 23, 2)):
         if not part.has_time(f"all-reduce of {size} bytes"):
@@ -269,7 +268,7 @@ def _on_host(part: Part, ranks: Ranks) -> None:
     _set_on_host(now)
     better = [size for i, (size, _) in enumerate(rows) if all(ok for _, ok in rows[: i + 1])]
     if rows:
-        constant = "distarray.comm.device_messages._collectives.ON_HOST_BYTES"
+        constant = "distarray.comm._communicator.ON_HOST_BYTES"
         part.row(CONSTANTS, constant, now=("n", now), suggested=("n", max(better, default=0)))
 
 

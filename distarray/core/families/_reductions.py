@@ -179,9 +179,10 @@ def _call(op: Op, x: Any, /, *args: Any, **options: Any) -> Any:
 
 def _reduce_all(op: Op, x: BaseArray, static: Any) -> Any:
     """Return `run_one` over all axes; where no block is empty one step serves any lengths."""
-    layout, block = x._layout, x._local
+    layout = x._layout
     if open_traces or layout.has_partial or layout.has_empty:
         return run_one(op, x, static)
+    block = x._local
     key = (op, static, layout.mesh, layout.placements, len(layout.shape), block.dtype)
     step = _of_any_lengths[key]
     if step is None:
