@@ -79,8 +79,13 @@ def limit_openblas() -> None:
 
 def _openblas_threads() -> Iterator[tuple[Any, Any]]:
     """Yield what tells and what sets the number of threads of each OpenBLAS that is loaded."""
-    with contextlib.suppress(OSError):  # systems without such a file, libraries that are gone
-        for path in sorted(set(re.findall(r"/.*openblas.*", Path("/proc/self/maps").read_text()))):
+    mapped = b""
+    with contextlib.suppress(OSError):  # systems without such a file
+        mapped = Path("/proc/self/maps").read_bytes()
+    # Names of other files that are mapped may be in any encoding.
+    for path in sorted(set(re.findall(r"/.*openblas.*", os.fsdecode(mapped)))):
+        # Data or a program of that name, or a library that is gone.
+        with contextlib.suppress(OSError, UnicodeError):
             library = ctypes.CDLL(path)
             for name in _OPENBLAS_NAMES:
                 if hasattr(library, name.format("set")):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import mmap
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +69,18 @@ def test_cores_are_shared_by_the_ranks_that_may_run_on_them(
     _threads.share_cores(ranks[0], ranks[:2])  # ranks of a smaller group are not alone either
     assert set(limited) == {share}
     assert _threads.count() == share
+
+
+def test_files_of_any_name_may_be_mapped_beside_openblas(tmp_path: Path) -> None:
+    before = len([*_threads._openblas_threads()])
+    for name in (b"data_\xe9", b"a_openblas_\xe9", b"a_openblas.npy"):
+        path = os.fsencode(tmp_path) + b"/" + name
+        try:
+            with open(path, "wb+") as file:
+                file.write(bytes(mmap.PAGESIZE))
+                file.flush()
+                mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        except OSError:
+            pytest.skip("names of files are text here")
+        assert len([*_threads._openblas_threads()]) == before
+        mapped.close()
