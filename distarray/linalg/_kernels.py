@@ -127,10 +127,11 @@ def check_finite(x: np.ndarray) -> None:
 def raise_tiny(numbers: np.ndarray) -> np.ndarray:
     """Return powers of two that make subnormal numbers large enough to divide by, and 1 for others.
 
-    Reciprocals of subnormal numbers overflow; BLAS and complex division make some.
+    Reciprocals of subnormal numbers overflow; BLAS and complex division make some. A complex number
+    counts as one where both its parts do, so that its size may be that of normal ones.
     """
     finfo, sizes = np.finfo(numbers.dtype), abs(numbers)
-    is_tiny = (sizes > 0) & (sizes < finfo.tiny)
+    is_tiny = (sizes > 0) & (sizes < 2 * finfo.tiny)
     return np.where(is_tiny, finfo.eps**-2, finfo.dtype.type(1))
 
 

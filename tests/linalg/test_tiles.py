@@ -148,6 +148,19 @@ def test_subnormal_pivots_are_divided_by(kind: str, dtype: Any) -> None:
     simulate(3, program)
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.usefixtures("kernels")
+def test_pivots_of_two_subnormal_parts_are_divided_by(dtype: Any) -> None:
+    unit = np.finfo(dtype).tiny / 64
+    numbers = np.array([[60 + 55j, 3], [30 - 20j, 400 + 10j], [-17j, 330 - 80j]])
+    panel = np.array(numbers * unit, dtype)  # whose first pivot has a size above the smallest
+    triangles, order = _kernels.eliminate_panel(panel)
+    lower = np.tril(triangles, -1) + np.eye(3, 2)
+    upper = np.triu(triangles)[:2] * 2.0**64 / (unit * 2.0**64)
+    assert abs(lower[1:]).max() > 0.1
+    np.testing.assert_allclose(lower @ upper, numbers[order], rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64])
 @pytest.mark.usefixtures("kernels")
 def test_ill_conditioned_and_growing_matrices_have_small_residuals(dtype: Any) -> None:
