@@ -197,7 +197,7 @@ def eliminate_panel(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         triangles = np.array(np.ascontiguousarray(panel), order="F")
         pivots = np.empty(min(panel.shape), np.int32)
         _call(getrf, height, width, triangles, height, pivots, np.empty(1, np.int32))
-        if raise_tiny(triangles.diagonal()).max() == 1:  # OpenBLAS does not divide by others
+        if not _has_skipped(triangles):
             for k, pivot in enumerate((pivots - 1).tolist()):
                 order[k], order[pivot] = order[pivot], order[k]
             return triangles, order
@@ -214,6 +214,17 @@ def eliminate_panel(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         solve_triangle(panel[start:stop, start:stop], rest, lower=True, unit=True)
         panel[stop:, stop:] -= panel[stop:, start:stop] @ rest
     return panel, order
+
+
+def _has_skipped(triangles: np.ndarray) -> bool:
+    """Tell whether OpenBLAS may have skipped a pivot, as it does subnormal ones.
+
+    It neither divides by them nor brings them to the diagonal: a 0 may be there instead.
+    """
+    diagonal = triangles.diagonal()
+    if raise_tiny(diagonal).max() > 1:
+        return True
+    return any(triangles[k:, k].any() for k in np.flatnonzero(diagonal == 0))
 
 
 def _eliminate_leaf(columns: np.ndarray) -> np.ndarray:

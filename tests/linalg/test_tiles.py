@@ -161,6 +161,16 @@ def test_pivots_of_two_subnormal_parts_are_divided_by(dtype: Any) -> None:
     np.testing.assert_allclose(lower @ upper, numbers[order], rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.usefixtures("kernels")
+def test_subnormal_pivots_below_zeros_are_found(dtype: Any) -> None:
+    unit = np.finfo(dtype).tiny / 64
+    numbers = np.array([[0, 0], [0, 0], [30, -20], [0, 25]])
+    triangles, order = _kernels.eliminate_panel(np.array(numbers * unit, dtype))
+    assert (triangles == numbers[[2, 3, 0, 1]] * unit).all()
+    assert order[:2].tolist() == [2, 3]
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64])
 @pytest.mark.usefixtures("kernels")
 def test_ill_conditioned_and_growing_matrices_have_small_residuals(dtype: Any) -> None:
