@@ -57,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("placements", help="one per mesh axis, as in S0,R or P or P(max)")
     plan.add_argument("target", help="the placements to move to")
     plan.add_argument("--dtype", default="float64", help="of the values (default: %(default)s)")
+    plan.add_argument(
+        "--rank", type=int, default=0, help="whose part is told (default: %(default)s)"
+    )
     plan.add_argument("--max-bytes", type=int, help="bound on the scratch memory of a rank")
     plan.add_argument("--ranks-per-node", type=int, default=64, help="default: %(default)s")
     plan.add_argument(
@@ -83,9 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target = _layout(options.shape, options.mesh, options.target)
         model = _model(source.mesh.size, options.ranks_per_node, options.network)
         moves = da.plan(source, target, options.dtype, max_bytes=options.max_bytes, model=model)
+        told = moves.explain(rank=options.rank)
     except da.errors.DistArrayError as error:
         parser.error(str(error))
-    print(moves.explain())
+    print(told)
     return 0
 
 

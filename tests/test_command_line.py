@@ -133,6 +133,9 @@ def test_plan_is_printed_without_mpi(capsys):
     mesh = da.AbstractMesh((4,))
     source, target = (da.Layout(mesh, [da.Shard(axis)], (8192, 8192)) for axis in (0, 1))
     assert told == da.plan(source, target, "float64").explain() + "\n"
+    assert main(["plan", "10x10", "4", "S0", "S1", "--rank", "3"]) == 0
+    layouts = (da.Layout(mesh, [da.Shard(axis)], (10, 10)) for axis in (0, 1))
+    assert capsys.readouterr().out == da.plan(*layouts, "float64").explain(rank=3) + "\n"
 
 
 def test_plan_takes_meshes_reductions_dtypes_and_bounds(capsys):

@@ -71,13 +71,16 @@ def test_sort_of_other_strides_and_not_stable_compares_as_equal(dtype: np.dtype[
             assert identical(sort_block(block, axis), np.sort(block, axis, kind="stable"))
 
 
+@pytest.mark.parametrize("length", [10_000, 500, 16])
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g"])
-def test_signs_of_zeros_and_payloads_of_nans_stay_in_order(dtype: str) -> None:
+def test_signs_of_zeros_and_payloads_of_nans_stay_in_order(dtype: str, length: int) -> None:
     rng = np.random.default_rng(7)
     values = rng.choice(np.array([0.0, -0.0, 1.0, -np.inf, np.nan, -np.nan]), 10_000).astype(dtype)
     if dtype == "f8":
         payloads = rng.integers(1, 2**50, 10_000) | 0x7FF8 << 48
         values = np.where(np.isnan(values), payloads.view("f8"), values)
+    values[5000:] = np.where(values[5000:] == values[5000:], rng.random(5000), values[5000:])
+    values = values.reshape(-1, length)
     expected = np.sort(values, kind="stable")
     assert identical(sort_block(values), expected)
     assert (np.signbit(sort_block(values)) == np.signbit(expected)).all()
