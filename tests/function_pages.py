@@ -253,7 +253,8 @@ defaults: reductions are over all axes.
   ones). *value*: no array.
 - **sends**: what an array cut along its first axis makes the ranks send: *nothing*, small *states*,
   *items* (about a block of each rank), or it *gathers* the array on every rank. In brackets the
-  bytes that the busiest rank receives, by collective.
+  bytes that the busiest rank receives, by collective. `median`, `percentile`, `quantile` and their
+  nan versions gather arrays as small as this one only: of larger ones they send states.
 - **scratch**: the memory that a rank needs meanwhile beside the array, cut along its first axis,
   and the result. In blocks of the array, or of the result where that is larger, rounded up to
   halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of
