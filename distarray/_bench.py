@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from distarray.comm import Communicator, DeviceMesh, _memory, init_device_mesh, world
-from distarray.comm.kernels import choose_anew, compiling_at_once
+from distarray.comm.kernels import choose_anew, compiling_at_once, cores_of
 from distarray.errors import CommunicationError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
 from distarray.redistribute import (
@@ -222,8 +222,8 @@ def _time(comm: Communicator, move: _Move, once: float, seconds: float) -> float
 
 def least_seconds(comm: Communicator) -> float:
     """Return for how long calls are to be repeated, so that each rank has its turn; collective."""
-    cores = set[int]().union(*comm.all_gather_object(os.sched_getaffinity(0)))
-    sharing = math.ceil(comm.size / len(cores))
+    cores = frozenset().union(*comm.all_gather_object(cores_of()))
+    sharing = math.ceil(comm.size / (len(cores) or 1))
     return _SECONDS if sharing == 1 else 2 * sharing * _SECONDS
 
 

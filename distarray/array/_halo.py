@@ -152,11 +152,11 @@ def _refuse(exchange: Exchange, reason: str, async_op: bool) -> None:
 
 def _in_background(exchange: Exchange, run: Callable[[Exchange], Any]) -> Any:
     """Begin an exchange on a communicator of its own, and return its handle."""
-    one = exchange
-    if one.communicator.size > 1:
-        background = one.communicator.background()
-        exchange = Exchange(background, one.receives, one.sends, one.what, one.source)
-    return run_in_background(lambda _: run(exchange))
+    one, communicator = exchange, exchange.communicator
+    if communicator.size > 1:
+        apart = communicator.background()
+        one = Exchange(apart, one.receives, one.sends, one.what, one.source)
+    return run_in_background(lambda _: run(one))
 
 
 def halo(x: Any, width: Any, boundary: Any = None, *, async_op: bool = False) -> Any:

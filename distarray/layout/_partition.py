@@ -14,7 +14,7 @@ from distarray.errors import LayoutError
 
 
 class _Parts:
-    """What makes a partition, which it becomes by its class: so attributes are assigned sooner."""
+    """The attributes of a partition, assigned before its class forbids it: that is quicker."""
 
     __slots__ = ("_offsets", "count", "counts", "size")
     size: int

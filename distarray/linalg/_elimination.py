@@ -19,7 +19,12 @@ import numpy as np
 from distarray.comm import _backend, _memory, gather_parts, token
 from distarray.core import Call, Layouts, Op, Step, refusal_error
 from distarray.layout import Layout, Replicate, Shard, chunk
-from distarray.linalg._kernels import eliminate_panel, raise_tiny, solve_triangle, subtract_product
+from distarray.linalg._kernels import (
+    eliminate_panel,
+    scales_of_tiny,
+    solve_triangle,
+    subtract_product,
+)
 from distarray.linalg._tiles import Grid
 from distarray.ops import LinAlgError
 from distarray.redistribute import redistribute_local
@@ -78,7 +83,7 @@ class Elimination:
     def determinant(self) -> tuple[Any, Any]:
         """Return the sign of the determinant and the logarithm of its absolute value."""
         diagonal = np.concatenate([step.triangles.diagonal() for step in self._steps])
-        sign = np.prod(np.sign(diagonal * raise_tiny(diagonal)))
+        sign = np.prod(np.sign(diagonal * scales_of_tiny(diagonal)))
         sign *= _parity(np.concatenate([step.rows for step in self._steps]))
         return sign.astype(diagonal.dtype), np.log(abs(diagonal)).sum()
 

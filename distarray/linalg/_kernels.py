@@ -124,7 +124,7 @@ def check_finite(x: np.ndarray) -> None:
         raise np.linalg.LinAlgError("SVD did not converge; NaN or infinities are among the items")
 
 
-def raise_tiny(numbers: np.ndarray) -> np.ndarray:
+def scales_of_tiny(numbers: np.ndarray) -> np.ndarray:
     """Return powers of two that make subnormal numbers large enough to divide by, and 1 for others.
 
     Reciprocals of subnormal numbers overflow; BLAS and complex division make some. A complex number
@@ -144,7 +144,7 @@ def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool 
     """
     size, quick = len(triangle), _scipy("quick trsm", x.dtype)
     if not unit and abs(triangle.diagonal()).min(initial=1) < np.finfo(triangle.dtype).tiny:
-        factors = raise_tiny(triangle.diagonal())[:, None]
+        factors = scales_of_tiny(triangle.diagonal())[:, None]
         triangle = triangle * factors
         x *= factors
     if quick is not None and 0 < size <= 2 * LEAF and x.size and x.flags.carray:
@@ -222,7 +222,7 @@ def _has_skipped(triangles: np.ndarray) -> bool:
     It neither divides by them nor brings them to the diagonal: a 0 may be there instead.
     """
     diagonal = triangles.diagonal()
-    if raise_tiny(diagonal).max() > 1:
+    if scales_of_tiny(diagonal).max() > 1:
         return True
     return any(triangles[k:, k].any() for k in np.flatnonzero(diagonal == 0))
 
@@ -236,7 +236,7 @@ def _eliminate_leaf(columns: np.ndarray) -> np.ndarray:
             columns[:, [k, pivot]] = columns[:, [pivot, k]]
             order[[k, pivot]] = order[[pivot, k]]
         if column[k] != 0:
-            factor = raise_tiny(column[k])
+            factor = scales_of_tiny(column[k])
             column[k + 1 :] = column[k + 1 :] * factor / (column[k] * factor)
         columns[k + 1 :, k + 1 :] -= np.outer(columns[k + 1 :, k], column[k + 1 :])
     return order

@@ -5,6 +5,7 @@ from distarray.comm.kernels._jit import Source, compiling_at_once, kernel, load_
 from distarray.comm.kernels._loop_nest import address_of
 from distarray.comm.kernels._threads import (
     cores,
+    cores_of,
     limit_openblas,
     run_in_threads,
     share_cores,
@@ -18,6 +19,7 @@ __all__ = [
     "choose_anew",
     "compiling_at_once",
     "cores",
+    "cores_of",
     "kernel",
     "limit_openblas",
     "load_kernels",

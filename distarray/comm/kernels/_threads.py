@@ -16,7 +16,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -57,7 +57,7 @@ def count() -> int:
     return _count
 
 
-def share_cores(own: frozenset[int], ranks: Sequence[frozenset[int]]) -> None:
+def share_cores(own: frozenset[int], ranks: Collection[frozenset[int]]) -> None:
     """Take this rank's share of the cores that ranks of the node may run on, itself among them."""
     global _count, _share
     if len(ranks) == 1 or not own:
@@ -143,8 +143,15 @@ def _read_setting() -> int:
 
 def cores() -> int:
     """Return how many cores this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return len(cores_of()) or os.cpu_count() or 1
+
+
+def cores_of(process: int = 0) -> frozenset[int]:
+    """Return the cores that a process may use, by default this one; none where that is unknown."""
+    try:
+        return frozenset(os.sched_getaffinity(process))
+    except (OSError, AttributeError):
+        return frozenset()
 
 
 def _forget_pool() -> None:

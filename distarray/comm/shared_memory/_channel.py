@@ -37,7 +37,7 @@ from distarray.comm.cuda import _ipc
 from distarray.comm.failures._presence import message_of_gone
 from distarray.comm.failures._waits import Meeting, count_by, waiting
 from distarray.comm.failures._watchdog import timeout, timeout_message
-from distarray.comm.kernels import kernel, share_cores
+from distarray.comm.kernels import cores_of, kernel, share_cores
 from distarray.comm.shared_memory import _arena
 from distarray.comm.shared_memory._slots import (
     BARRIER,
@@ -457,21 +457,13 @@ def _stage(block: np.ndarray) -> np.ndarray:
     return staged
 
 
-def _cores(process: int = 0) -> frozenset[int]:
-    """Return the cores that a process may use, by default this one; none where that is unknown."""
-    try:
-        return frozenset(os.sched_getaffinity(process))
-    except (OSError, AttributeError):
-        return frozenset()
-
-
 def _is_crowded(ranks: Collection[frozenset[int]]) -> bool:
     """Tell whether a node has more ranks than cores: these, or all that the launcher started here.
 
     Launchers may give each rank a core of its own: so what they may use themselves counts as well.
     """
     together = frozenset().union(*ranks)
-    launched = max(len(together), len(_cores(os.getppid())))
+    launched = max(len(together), len(cores_of(os.getppid())))
     return len(ranks) > len(together) or count_local_ranks() > launched
 
 
@@ -535,8 +527,9 @@ def attach(
         slots[0].words[TOKEN] = nonce
         arena = _arena.arena()
         offer = (os.getpid(), arena.file, arena.identity, arena.offset_of(own), nonce)
-    everyone = all_gather_object((offer, len(members), _cores()))
-    share_cores(_cores(), [everyone[rank][-1] for rank in members])
+    everyone = all_gather_object((offer, len(members), cores_of()))
+    cores = {rank: everyone[rank][-1] for rank in members}
+    share_cores(cores[me], cores.values())
     if all(alone == 1 for _, alone, _ in everyone) and len(world_ranks) > 1:
         return None
     offers = [theirs for theirs, *_ in everyone]
@@ -552,7 +545,7 @@ def attach(
     if not all(all_gather_object(reached)):
         return None
     assert own is not None  # all have reached each other
-    crowded = _is_crowded([everyone[rank][-1] for rank in members])
+    crowded = _is_crowded(cores.values())
     channel = Channel(members, me, world_ranks, own, peers, crowded)
     if not _channels:
         atexit.register(_leave_all)

@@ -120,5 +120,5 @@ def test_ranks_in_a_crowd_sleep_once_nobody_takes_their_core(
 )
 def test_more_ranks_than_cores_are_a_crowd(monkeypatch, ranks, launched, launcher, crowded) -> None:
     monkeypatch.setattr(_channel, "count_local_ranks", lambda: launched)
-    monkeypatch.setattr(_channel, "_cores", lambda _: frozenset(launcher))
+    monkeypatch.setattr(_channel, "cores_of", lambda _: frozenset(launcher))
     assert _channel._is_crowded(list(map(frozenset, ranks))) is crowded
