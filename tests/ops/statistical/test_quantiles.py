@@ -42,13 +42,15 @@ TIMES = ("M8[s]", "m8[D]") if KIND == "cpu" else ()
 TEXT = ("U3", "S2") if KIND == "cpu" else ()
 
 
-@pytest.fixture(scope="module", params=["gathered", "sorted", "sampled", "lines"])
+@pytest.fixture(scope="module", params=["gathered", "short", "sorted", "sampled", "lines"])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Let small arrays be computed on as large ones are."""
     reset()
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "gathered":
             patch.setattr(_quantiles, "GATHERED_BYTES", 0)
+        if request.param in ("sorted", "sampled"):
+            patch.setattr(_quantiles, "_SHORT", -1)
         if request.param == "sampled":
             patch.setattr(_quantiles, "_SORTED", -1)
             patch.setattr(_quantiles, "_SAMPLE", 4)
@@ -259,6 +261,29 @@ def test_lines_stay_where_they_are_or_are_brought_together() -> None:
         assert da.median(x).layout.is_replicated
 
     on_ranks(program)
+
+
+def test_short_lines_are_brought_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_quantiles, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(_quantiles, "_FEW_LINES", 32)  # whatever the fixture of the file has set
+    monkeypatch.setattr(_quantiles, "_SHORT", 4)
+    reset()
+    values = np.random.default_rng(0).random((4 * RANKS + 1, 5))
+
+    def program() -> None:
+        for rows, count in ((4 * RANKS, 2), (4 * RANKS + 1, 6)):  # the longer ones are searched
+            x = da.asarray(values[:rows])
+            with CommLog() as log:
+                found = da.percentile(x, [10, 40], axis=0)
+            assert (log.count() > 2) == (count > 2)
+            assert found.layout.is_replicated
+            agrees(found, np.percentile(values[:rows], [10, 40], axis=0))
+        with CommLog() as log:
+            da.percentile(da.asarray(values[:8, : RANKS - 1]), 50, axis=0)
+        assert log.count() > 2  # some ranks would have none
+
+    on_ranks(program)
+    reset()
 
 
 def test_few_items_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
