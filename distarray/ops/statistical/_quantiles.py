@@ -321,23 +321,28 @@ class _Search:
     def _items_at(self, run: Buffer, count: int, places: Any) -> Buffer:
         """Return the items at some places of all, of which `run` has this process's part."""
         wanted = np.asarray(places, np.int64)
-        keys = self._keys_of(run)
-        if count <= _SORTED * self._comm.size:
-            return select_values(sort_block(run, stable=False), wanted, keys, self._ranks)
+        if count <= max(_SAMPLE, _SORTED * self._comm.size):
+            return self._pick(run, count, wanted)
         bounds = _bounds(run, count, wanted, self._ranks)
         parts = [_between(run, low, high) for low, high, _ in bounds]
         counts = [(below, len(part)) for below, part in parts]
         before, inside = self._comm.all_reduce(np.array(counts, np.int64).reshape(-1, 2)).T
         found = np.empty(len(wanted), run.dtype)
         for (_, part), (_, _, which), start, width in zip(
-            parts, bounds, before, inside, strict=True
+            parts, bounds, before.tolist(), inside.tolist(), strict=True
         ):
             within = wanted[which] - start
             if ((within < 0) | (within >= width)).any():  # the sample was none
-                part, within = run, wanted[which]
-            part = sort_block(part, stable=False)
-            found[which] = select_values(part, within, keys, self._ranks)
+                part, width, within = run, count, wanted[which]
+            found[which] = self._pick(part, width, within)
         return found
+
+    def _pick(self, run: Buffer, count: int, places: np.ndarray) -> Buffer:
+        """Return what `_items_at` does, by all items instead of a sample."""
+        if count <= _SAMPLE:
+            return _select(np.concatenate(self._ranks.gather(run)), places)
+        run = sort_block(run, stable=False)
+        return select_values(run, places, self._keys_of(run), self._ranks)
 
     def _keys_of(self, run: Buffer) -> KeyWords:
         if run.dtype.kind not in "US":
@@ -375,10 +380,10 @@ def _bounds(
 ) -> list[tuple[Any, Any, np.ndarray]]:
     """Return bounds between which items are, None for open ones, and which of the places these are.
 
-    All of a sample is sorted on every process. Where places have too many bounds: one without any.
+    All of a sample is on every process. Where places have too many bounds: one without any.
     """
     own = run[:: max(1, count // _SAMPLE)]
-    sample = np.sort(np.concatenate(ranks.gather(np.ascontiguousarray(own))))
+    sample = np.concatenate(ranks.gather(np.ascontiguousarray(own)))
     margin = _MARGIN * len(sample) ** 0.5
     middle = (places + 0.5) * (len(sample) / count)
     first = np.floor(middle - margin).astype(np.int64)
@@ -389,17 +394,23 @@ def _bounds(
     if len(groups) > _PASSES:
         groups = [order]
         first[:], last[:] = -1, len(sample)
-    bounds = []
-    for which in groups:
-        low, high = int(first[which].min()), int(last[which].max())
-        bounds.append(
-            (
-                sample[low] if low >= 0 else None,
-                sample[high] if high < len(sample) else None,
-                which,
-            )
+    lows = np.array([first[which].min() for which in groups])
+    highs = np.array([last[which].max() for which in groups])
+    found = _select(sample, np.clip((lows, highs), 0, len(sample) - 1))
+    return [
+        (
+            low if lows[i] >= 0 else None,
+            high if highs[i] < len(sample) else None,
+            groups[i],
         )
-    return bounds
+        for i, (low, high) in enumerate(found.T)
+    ]
+
+
+def _select(items: Buffer, places: np.ndarray) -> Buffer:
+    """Return the items at some places of the sorted ones, which change their order."""
+    items.partition(np.unique(places))
+    return items[places]
 
 
 def _between(run: Buffer, low: Any, high: Any) -> tuple[int, Buffer]:

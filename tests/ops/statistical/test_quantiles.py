@@ -42,15 +42,20 @@ TIMES = ("M8[s]", "m8[D]") if KIND == "cpu" else ()
 TEXT = ("U3", "S2") if KIND == "cpu" else ()
 
 
-@pytest.fixture(scope="module", params=["gathered", "short", "sorted", "sampled", "lines"])
+WAYS = ("gathered", "short", "picked", "sorted", "sampled", "lines")
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Let small arrays be computed on as large ones are."""
     reset()
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "gathered":
             patch.setattr(_quantiles, "GATHERED_BYTES", 0)
-        if request.param in ("sorted", "sampled"):
+        if request.param in ("picked", "sorted", "sampled"):
             patch.setattr(_quantiles, "_SHORT", -1)
+        if request.param == "sorted":
+            patch.setattr(_quantiles, "_SAMPLE", -1)
         if request.param == "sampled":
             patch.setattr(_quantiles, "_SORTED", -1)
             patch.setattr(_quantiles, "_SAMPLE", 4)
