@@ -167,7 +167,8 @@ class _Owners:
         return out.reshape(sought.shape)
 
 
-def _count(items: Buffer, sought: Buffer, side: str) -> Any:
+def find_places(items: Buffer, sought: Buffer, side: str) -> Any:
+    """Return `np.searchsorted` of two blocks."""
     if min(items.size, sought.size) < _IN_ORDER:
         return np.searchsorted(items, sought, side)  # type: ignore[call-overload]
     flat = np.asarray(sought, sought.dtype.newbyteorder("=")).reshape(-1)
@@ -181,8 +182,8 @@ def _count(items: Buffer, sought: Buffer, side: str) -> Any:
 
 _place = search_op(
     "searchsorted",
-    _count,
-    lambda side: lambda block, start, sought: start + _count(block, sought, side),
+    find_places,
+    lambda side: lambda block, start, sought: start + find_places(block, sought, side),
     lambda _: "sum",
 )
 

@@ -15,13 +15,17 @@ from distarray.ops.families._values import check_one_mesh
 from distarray.ops.indexing._items import getitem
 from distarray.ops.manipulation._joining import concat
 from distarray.ops.manipulation._reshape import reshape
-from distarray.ops.searching._searchsorted import FEW_BYTES, search_op
+from distarray.ops.searching._searchsorted import FEW_BYTES, find_places, search_op
 from distarray.ops.sets._unique import Wanted, find_unique
 from distarray.typing import Buffer
 
 _PIECE: Final = 1 << 14
 """So many sought items, at least, are sorted with those of a block at once. Integers are all looked
 for at once, for which NumPy has a table, of a size that it weighs against theirs."""
+
+_TABLE: Final = 6
+"""A table of the integers from the least to the greatest of a block has so many bytes an item, at
+most, as NumPy's."""
 
 
 def _contains(items: Buffer, sought: Buffer, invert: bool) -> Buffer:
@@ -42,7 +46,11 @@ def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
     def find(block: Buffer, _: int, sought: Buffer) -> Buffer:
         if not len(sought):
             return np.empty(0, bool)
-        place: Any = np.searchsorted(block, sought)
+        if block.dtype.kind in "iu" and sought.dtype.kind in "iu":
+            bound = _TABLE * (len(block) + len(sought))
+            if int(block[-1]) - int(block[0]) < bound:
+                return np.isin(sought, block, invert=invert, kind="table")
+        place: Any = find_places(block, sought, "left")
         nearest = block[np.minimum(place, len(block) - 1, out=place)]
         return nearest != sought if invert else nearest == sought
 
