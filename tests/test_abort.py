@@ -131,6 +131,18 @@ def test_exception_ends_ranks_that_wait_for_another_node() -> None:
     assert not any(map(os.path.exists, left)), left
 
 
+@pytest.mark.parametrize("call", ["float(da.sum(small))", "large.redistribute([da.Shard(1)])"])
+def test_two_threads_that_wait_at_once_end_the_job(call: str) -> None:
+    ended = launch(
+        f"{ARRAYS}\nif rank == 0:\n"
+        "    threading.Thread(target=lambda: float(da.sum(small)), daemon=True).start()\n"
+        f"    time.sleep(0.3)\n    {call}\n"
+        "time.sleep(30)\nprint('came to its end')"
+    )
+    assert_ended_by(ended, "another thread of this rank waits for other ranks")
+    assert "rank 0 of 3 failed" in ended.said
+
+
 def test_exception_ends_ranks_while_the_failing_one_has_background_work() -> None:
     ended = launch(
         f"{ARRAYS}{BACKGROUND}"

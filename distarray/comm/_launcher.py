@@ -67,6 +67,9 @@ _NAMESPACES: Final = ("PMIX_NAMESPACE", "PALS_APID", "JSM_NAMESPACE")
 _STEP: Final = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 """The same where a container, or the system, hides the launcher."""
 
+_STARTED: Final = "_DISTARRAY_STARTED"
+"""The variable that tells in which process MPI has started as a rank, and of which job."""
+
 _NAME_LENGTH: Final = 15  # the system keeps no more of a process's name
 _SHORT = frozenset(name[:_NAME_LENGTH] for name in _LAUNCHERS)
 
@@ -99,7 +102,19 @@ def own_place() -> Place | None:
         comm = mpi.COMM_WORLD
         place = Place(comm.Get_rank(), comm.Get_size())
         return place if place.size > 1 else None
-    return launched_place()
+    return launched_place() if started_by() is None else None
+
+
+def note_start() -> None:
+    """Tell the processes that this one will start that it is a rank, and they are none."""
+    os.environ[_STARTED] = f"{os.getpid()} {job()!r}"
+
+
+def started_by() -> int | None:
+    """Return which process is the rank of which this one was started, None where it is itself."""
+    process, _, where = os.environ.get(_STARTED, "").partition(" ")
+    is_other = process.isdecimal() and int(process) != os.getpid()
+    return int(process) if is_other and launched_place() and where == repr(job()) else None
 
 
 def started_mpi() -> Any:

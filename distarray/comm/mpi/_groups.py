@@ -13,6 +13,7 @@ import numpy as np
 
 from distarray.comm._agreement import mismatch_error, name_ranks
 from distarray.comm._launcher import node_name
+from distarray.comm.failures._forks import FORKED, forget_in_child
 from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
 from distarray.comm.mpi._envelopes import MOST_RANKS, Envelopes, Fill, reduce_tokens
 from distarray.comm.mpi._start import import_mpi
@@ -48,6 +49,12 @@ class Base:
         self._numbers = numbers if known else list(self.ranks)
         group.Free()
         world.Free()
+        if len(self.ranks) > 1:
+            forget_in_child(self)
+
+    def forget(self) -> None:
+        """Make no more groups."""
+        self._parent = FORKED
 
     def group(self, ranks: tuple[int, ...]) -> Group:
         """Return the group of some ranks, this one among them; the same one every time."""
@@ -109,6 +116,7 @@ class Group:
         self.channel: Channel | None = None
         self.ranks_per_node: int | None = None
         self._connected = len(ranks) == 1
+        self._connecting = threading.Lock()
         self._reach_on_device: tuple[bool, bool] | None = None
         self.verdicts: list[Any] = []  # not shared with duplicates, which other threads may use
         self._own: MPI.Intracomm | None = None
@@ -118,6 +126,13 @@ class Group:
         self._exported: MPI.Intracomm | None = None
         self._envelopes: Envelopes | None = None
         self._background: Group | None = None
+        if len(ranks) > 1:
+            forget_in_child(self)
+
+    def forget(self) -> None:
+        """Send nothing more."""
+        self._own = self._exported = self._envelopes = FORKED
+        self._connected = True
 
     @property
     def mpi(self) -> MPI.Intracomm:
@@ -232,23 +247,30 @@ class Group:
     def connect(self) -> Channel | None:
         """Return the channel through shared memory; the first use is collective."""
         if not self._connected:
-            self._connected = True
-            mpi = self._own_comm()
-            world_rank = import_mpi().COMM_WORLD.Get_rank()
-            meeting = self.base.meeting(self.ranks, f"channel of {self._name}")
-            with waiting(self.base.first_call(self.ranks), meeting):
-                colours = all_gather_object(mpi, node_name(world_rank))
-                mine = colours[self.rank]
-                self.ranks_per_node = _ranks_per_node(self.ranks, colours)
-                if len(set(colours)) == len(colours):
-                    return None
-                members = tuple(i for i, colour in enumerate(colours) if colour == mine)
-                self.channel = attach(
-                    members, self.rank, self.world_ranks, lambda obj: all_gather_object(mpi, obj)
-                )
-            if self.channel is not None and meeting is not None:
-                self.channel.count_rounds_as(f"round of {meeting.place}")
+            with self._connecting:
+                if not self._connected:
+                    try:
+                        self._connect()
+                    finally:
+                        self._connected = True
         return self.channel
+
+    def _connect(self) -> None:
+        mpi = self._own_comm()
+        world_rank = import_mpi().COMM_WORLD.Get_rank()
+        meeting = self.base.meeting(self.ranks, f"channel of {self._name}")
+        with waiting(self.base.first_call(self.ranks), meeting):
+            colours = all_gather_object(mpi, node_name(world_rank))
+            mine = colours[self.rank]
+            self.ranks_per_node = _ranks_per_node(self.ranks, colours)
+            if len(set(colours)) == len(colours):
+                return
+            members = tuple(i for i, colour in enumerate(colours) if colour == mine)
+            self.channel = attach(
+                members, self.rank, self.world_ranks, lambda obj: all_gather_object(mpi, obj)
+            )
+        if self.channel is not None and meeting is not None:
+            self.channel.count_rounds_as(f"round of {meeting.place}")
 
     def reach_on_device(self) -> tuple[bool, bool]:
         """Tell whether all ranks, and whether any two, read each other's blocks on GPUs in place.

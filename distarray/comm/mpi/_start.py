@@ -17,7 +17,9 @@ import sys
 import threading
 from typing import Any
 
+from distarray.comm._launcher import launched_place, started_by, started_mpi
 from distarray.comm.failures import _abort
+from distarray.comm.failures._forks import REMEDY
 from distarray.errors import CommunicationError
 
 _lock = threading.Lock()
@@ -25,6 +27,11 @@ _lock = threading.Lock()
 
 def import_mpi() -> Any:
     """Return ``mpi4py.MPI``; MPI is running then. A CommunicationError says why it is not."""
+    other = started_by() if started_mpi() is None else None
+    if other is not None:
+        raise CommunicationError(
+            f"this process was started by process {other}, which is {launched_place()}: {REMEDY}"
+        )
     try:
         with _lock:
             mpi = sys.modules.get("mpi4py.MPI") or _import_unstarted()

@@ -26,6 +26,7 @@ from distarray.comm._collectives import (
     split_parts,
 )
 from distarray.comm._communicator import SMALL_BYTES, Communicator, Fill
+from distarray.comm._launcher import note_start
 from distarray.comm._reductions import divide, plain_ufunc
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.failures import _abort
@@ -511,6 +512,7 @@ def world() -> MPICommunicator:
             if _world is None:
                 base = Base(mpi.COMM_WORLD)
                 if len(base.ranks) > 1:
+                    note_start()
                     _abort.install()
                     _abort.install_at_exit()
                     _abort.watch()

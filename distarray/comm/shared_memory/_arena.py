@@ -327,8 +327,10 @@ def arena() -> Arena:
 
 
 def _forget_arena() -> None:
-    """Leave the parent's arena to the parent: a forked child writing to it would corrupt both."""
+    """Leave the parent's arena to the parent: what a forked child writes there is its own."""
     global _arena, _arena_lock
+    if _arena is not None:
+        _arena.map.make_private()
     _arena = None
     _arena_lock = threading.Lock()
 

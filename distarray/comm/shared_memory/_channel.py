@@ -24,7 +24,7 @@ import platform
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from distarray.comm._launcher import count_local_ranks
 from distarray.comm._packing import copy_box
 from distarray.comm._settings import setting
 from distarray.comm.cuda import _ipc
+from distarray.comm.failures._forks import FORKED, Barred, forget_in_child
 from distarray.comm.failures._presence import message_of_gone
 from distarray.comm.failures._waits import Meeting, count_by, waiting
 from distarray.comm.failures._watchdog import timeout, timeout_message
@@ -94,6 +95,13 @@ _KEPT_BYTES = 1024 * 1024
 them: memory against a few us. Not measured; any number of this size does."""
 
 
+_WAITING: Final[Any] = Barred(
+    "another thread of this rank waits for other ranks at the same time; let one thread make all "
+    "calls that need other ranks, or use a mesh over a communicator of its own in each, as by "
+    "init_device_mesh(..., comm=MPI.COMM_WORLD.Dup())"
+)
+
+
 class Channel:
     """Rounds among the ranks of a communicator that share this node's memory.
 
@@ -131,11 +139,16 @@ class Channel:
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
         self._on_device: tuple[frozenset[int], ...] | None = None
         mine = own.data
-        self._mine = [Slot(mine, i * SLOT) for i in range(2)]
+        self._mine = self._slots = [Slot(mine, i * SLOT) for i in range(2)]
         self._others = [
             [(rank, memory.slot(offset, i)) for rank, (memory, offset) in peers.items()]
             for i in range(2)
         ]
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """Join no more rounds."""
+        self._mine = self._others = FORKED
 
     @property
     def is_own(self) -> bool:
@@ -298,7 +311,7 @@ class Channel:
 
     def leave(self) -> None:
         """Tell those who wait for this rank that it will not come."""
-        for slot in self._mine:
+        for slot in self._slots:
             slot.words[GONE] = 1
 
     def _raise_gone(self, number: int, what: object) -> None:
@@ -315,6 +328,13 @@ class Channel:
         for _ in range(self._spins):
             if words[ROUND] == number:
                 return
+        mine, self._mine = self._mine, _WAITING
+        try:
+            self._wait_long(words, number, what)
+        finally:
+            self._mine = mine
+
+    def _wait_long(self, words: memoryview, number: int, what: object) -> None:
         if not self._is_crowded and self._is_apart(words):
             for _ in range(_SPINS_APART):
                 if words[ROUND] == number:
@@ -379,7 +399,7 @@ class Channel:
     def _tell_core(self) -> int:
         """Say in the own slots on which core this rank runs, and return it."""
         core = _current_core()
-        for slot in self._mine:
+        for slot in self._slots:
             slot.words[CORE] = core + 1
         return core
 

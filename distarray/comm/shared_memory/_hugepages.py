@@ -42,12 +42,13 @@ class Mapping:
     writable through this. An OSError says that there is no room for it.
     """
 
-    __slots__ = ("_file", "_head", "_reserved", "address", "bytes")
+    __slots__ = ("_file", "_head", "_length", "_protection", "_reserved", "address", "bytes")
 
     def __init__(self, file: int, length: int, *, writable: bool) -> None:
         # Addresses are reserved first, with room to begin at a huge page, then the file is laid
         # over them: they are given back with the reservation.
         self._file = file
+        self._length = length
         room = huge_page()
         self._reserved = mmap.mmap(
             -1,
@@ -58,12 +59,21 @@ class Mapping:
         start = np.frombuffer(self._reserved, np.uint8).__array_interface__["data"][0]
         self._head = -start % room
         self.address = start + self._head
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_NORESERVE
-        if _libc().mmap(self.address, length, prot, flags, file, 0) != self.address:
+        self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._lay(mmap.MAP_SHARED)
+        self.bytes = memoryview(self._reserved)[self._head : self._head + length]
+
+    def _lay(self, flags: int) -> None:
+        """Lay the file over the addresses."""
+        flags |= _MAP_FIXED | _MAP_NORESERVE
+        found = _libc().mmap(self.address, self._length, self._protection, flags, self._file, 0)
+        if found != self.address:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        self.bytes = memoryview(self._reserved)[self._head : self._head + length]
+
+    def make_private(self) -> None:
+        """Let what this process writes from now on be its own, not the file's."""
+        self._lay(mmap.MAP_PRIVATE)
 
     def madvise(self, advice: int, offset: int, length: int) -> None:
         """Advise the system about a stretch."""

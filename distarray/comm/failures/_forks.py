@@ -1,0 +1,55 @@
+"""Forked processes: what a rank sends with is out of their reach.
+
+A child has copies of all of it, and what it sent would be taken for the rank's. So whatever sends
+lists itself (`forget_in_child`), and in the child puts `FORKED` in place of what it holds.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Final, NoReturn, Protocol
+
+from distarray.errors import CommunicationError
+
+REMEDY: Final = (
+    "only the rank itself sends; let processes that it starts compute on x.to_local(), and pass "
+    "what they need as NumPy arrays"
+)
+
+
+class _Sender(Protocol):
+    def forget(self) -> None:
+        """Put `FORKED` in place of all that this sends with."""
+
+
+class Barred:
+    """What stands in place of something to send with where that must not be used: it raises."""
+
+    def __init__(self, why: str) -> None:
+        self.__why = why
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise CommunicationError(self.__why)
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise CommunicationError(self.__why)
+
+
+FORKED: Final[Any] = Barred(f"this process was forked from a rank of the job: {REMEDY}")
+
+_senders: weakref.WeakSet[_Sender] = weakref.WeakSet()
+
+
+def forget_in_child(sender: _Sender) -> None:
+    """Let something be forgotten by the processes that this one forks."""
+    _senders.add(sender)
+
+
+def _forget_all() -> None:
+    for sender in list(_senders):
+        sender.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
