@@ -103,6 +103,7 @@ from distarray.core.engine._pipeline import (
 from distarray.core.engine._policy import communication, permit, permit_bytes, warn_of_gather
 from distarray.core.families._docstrings import fill_arguments
 from distarray.core.families._elementwise import (
+    copied_row,
     elementwise,
     in_pieces,
     refusal_error,

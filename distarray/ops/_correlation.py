@@ -10,6 +10,7 @@ import numpy as np
 from distarray.core import (
     BaseArray,
     check_flag,
+    copied_row,
     describe,
     normalize_dtype,
     numeric,
@@ -29,7 +30,7 @@ from distarray.layout import normalize_axes
 from distarray.ops.creation._filled import empty_like
 from distarray.ops.elementwise._arithmetic import divide, multiply, sqrt
 from distarray.ops.elementwise._logic import equal
-from distarray.ops.elementwise._rounding import astype, clip, conj, copied_row, rint
+from distarray.ops.elementwise._rounding import astype, clip, conj, rint
 from distarray.ops.linear_algebra._contraction import dot
 from distarray.ops.linear_algebra._products import diagonal
 from distarray.ops.manipulation._joining import concat

@@ -15,6 +15,7 @@ from distarray.core import (
     check_casting,
     check_distributed,
     check_flag,
+    copied_row,
     count_reduced,
     describe,
     normalize_shape,
@@ -28,7 +29,7 @@ from distarray.layout import normalize_axes
 from distarray.ops.creation._asarray import asanyarray
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._arithmetic import absolute
-from distarray.ops.elementwise._rounding import copied_row, imag, isclose, real
+from distarray.ops.elementwise._rounding import imag, isclose, real
 from distarray.ops.statistical import _reductions as reductions
 
 

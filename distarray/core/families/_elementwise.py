@@ -491,6 +491,8 @@ def refusal_error(name: str, error: Exception, operands: Sequence[Any]) -> DistA
 
 # --- into an existing array ----------------------------------------------------------------------
 
+copied_row = elementwise("copyto", lambda block: block, 1, defer=None)
+
 _moves = cache()
 """What must move so that operands fit a target, by the target's layout and theirs."""
 
@@ -523,12 +525,14 @@ def run_into(
     uncertain = op.check is not None and op.check(operands)
     uncertain |= DATES_RAISE and refuses_items(op.ufunc, [dtype_key(x) for x in operands])
     uncertain |= _check_out(op, out, operands, static, casting)
+    if masked and len(out) > 1:
+        mask = operands[-1]
+        if hasattr(mask, "copy"):  # a result may be written into its memory
+            operands = (*operands[:-1], mask := mask.copy())
+        for one, result in zip(out, run_row(op, operands, masked, **options), strict=True):
+            run_into(copied_row, (one,), (result, mask), masked=True, casting=casting)
+        return out
     if masked and target._layout.has_partial:
-        if len(out) > 1:
-            raise ArgumentTypeError(
-                f"{op.name}() takes where= with out= for one result only; compute the results "
-                "and combine each with da.where"
-            )
         whole = reduce_partial(op.name, target)  # reduce it, write, split it again
         run_into(op, (whole,), operands, masked, **{**options, "casting": casting})
         assign(op.name, target, whole)

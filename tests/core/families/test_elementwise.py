@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.array._array import distribute_array
 from distarray.comm import init_device_mesh
 from distarray.core._op import Op
-from distarray.layout import Partial, Replicate, Shard
+from distarray.layout import Partial, Placement, Replicate, Shard
 from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
+from distarray.testing import simulate
 from tests.array.strategies import Case, agrees, cases, on_ranks, pairs
 
 DTYPES = {
@@ -118,3 +120,49 @@ def test_unsafe_casting_holds_for_pending_and_for_several_results() -> None:
             agrees(parts, np.int32([1, -2, 7]))
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["modf", "frexp", "divmod"])
+@pytest.mark.parametrize("placements", [[Shard(0)], [Replicate()], [Partial()]], ids=str)
+def test_several_results_keep_what_out_held_where_a_mask_is_false(
+    name: str, placements: list[Placement]
+) -> None:
+    value, others = np.arange(7) * 1.25, np.full(7, 2.0)
+    mask = np.arange(7) % 3 == 1
+    inputs = (value, others)[: getattr(np, name).nin]
+    expected = np.full(7, 5.0), np.full(7, -7.0)
+    getattr(np, name)(*inputs, out=expected, where=mask, casting="unsafe")
+
+    def program() -> None:
+        mesh = init_device_mesh((3,))
+        held = distribute_array(mask, mesh, [Shard(0)])
+        for where in (mask, held, False):
+            out = [
+                distribute_array(np.full(7, item), mesh, [Replicate()]).redistribute(placements)
+                for item in (5.0, -7.0)
+            ]
+            built = [distribute_array(x, mesh, [Shard(0)]) for x in inputs]
+            results = getattr(np, name)(*built, out=tuple(out), where=where, casting="unsafe")
+            kept = (np.full(7, 5.0), np.full(7, -7.0)) if where is False else expected
+            for one, result, wanted in zip(out, results, kept, strict=True):
+                assert result is one
+                np.testing.assert_array_equal(one.full_array(), wanted, strict=True)
+                assert one.placements == tuple(placements)
+
+    simulate(3, program)
+
+
+def test_a_mask_that_is_a_result_as_well_is_read_before_it_is_written() -> None:
+    value = np.array([0.0, 1.5, -2.5, 3.25, 0.5])
+    expected = value > 0
+    second = np.zeros(5)
+    np.modf(value, out=(expected, second), where=expected.copy(), casting="unsafe")
+
+    def program() -> None:
+        x = distribute_array(value, init_device_mesh((2,)), [Shard(0)])
+        mask, whole = x > 0, x * 0
+        np.modf(x, out=(mask, whole), where=mask, casting="unsafe")
+        np.testing.assert_array_equal(mask.full_array(), expected)
+        np.testing.assert_array_equal(whole.full_array(), second)
+
+    simulate(2, program)
