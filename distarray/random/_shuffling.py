@@ -190,7 +190,8 @@ class Shuffling:
         count = x.shape[axis]
         if not isinstance(x, BaseArray):
             return self._places(count, (count,), mesh, None)
-        return self._draw_layout(_order(count), carry_cuts(x._layout, (count,), {axis: 0}))
+        layout = x._layout.without_partial()
+        return self._draw_layout(_order(count), carry_cuts(layout, (count,), {axis: 0}))
 
     def _draw_layout(self, fill: Fill, layout: Layout) -> Any:
         return self._draw(fill, layout.shape, INTEGERS, None, None, layout=layout)

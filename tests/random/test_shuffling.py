@@ -125,6 +125,24 @@ def test_results_keep_the_layout_of_uneven_blocks() -> None:
     simulate(3, program)
 
 
+@pytest.mark.parametrize(("operation", "dtype"), [("any", "?"), ("sum", "i8"), ("max", "f4")])
+def test_parts_of_arrays_that_are_pending_change_places(operation: str, dtype: str) -> None:
+    def program() -> None:
+        mesh = da.init_device_mesh((3,))
+        items = (np.arange(10) * 3 + mesh.rank) % 4
+        x = da.DistArray.from_local(items.astype(dtype), mesh, [Partial(operation)])
+        whole = x.redistribute([Shard(0)])
+        for name in ("permutation", "permuted"):
+            found = getattr(default_rng(4), name)(x)
+            expected = getattr(default_rng(4), name)(whole)
+            np.testing.assert_array_equal(found.full_array(), expected.full_array())
+        default_rng(4).shuffle(x)
+        default_rng(4).shuffle(whole)
+        np.testing.assert_array_equal(x.full_array(), whole.full_array())
+
+    simulate(3, program)
+
+
 def test_rows_move_once_and_numbers_not_at_all() -> None:
     def program() -> tuple[int, int, int]:
         x = da.ones((600, 100))
