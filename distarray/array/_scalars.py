@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 from distarray.core import BaseArray, cache, remember, replicated_layout
-from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.errors import ArgumentError, ArgumentTypeError, IndexingError, MeshError
 from distarray.redistribute import redistributing
 
 _bringing = cache()
@@ -43,7 +43,7 @@ def _place(x: Any, flat: int) -> tuple[int, ...]:
             f"item({flat!r}): takes one index per axis, or one into the flat array"
         ) from None
     if not -x.size <= flat < x.size:
-        raise ArgumentError(f"item({flat}) of an array of {x.size} items")
+        raise IndexingError(f"item({flat}) of an array of {x.size} items")
     place = []
     flat %= x.size
     for size in reversed(x.shape):

@@ -31,7 +31,7 @@ from distarray.core import (
     unary,
     with_length,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.ops.elementwise._arithmetic import positive
 
 ceil = unary("ceil", POINTWISE, np.ceil, "Round up.")
@@ -283,9 +283,9 @@ def astype(
     Raises
     ------
     ArgumentError
-        If `casting` forbids the conversion, or text is not that of a value of `dtype`.
+        If text is not that of a value of `dtype`.
     DTypeError
-        If `dtype` holds Python objects.
+        If `casting` forbids the conversion, or `dtype` holds Python objects.
 
     Examples
     --------
@@ -303,7 +303,7 @@ def astype(
         )
     target = with_length(target, x.dtype)
     if not np.can_cast(x.dtype, target, casting):
-        raise ArgumentError(
+        raise DTypeError(
             f"astype from {x.dtype} to {target} with casting={casting!r} is not allowed; choose "
             "another dtype, or casting='unsafe'"
         )
