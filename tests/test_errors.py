@@ -35,6 +35,8 @@ CALLS = {
     "pad: negative": lambda xp, x: xp.pad(x, -1),
     "fftfreq: a word": lambda xp, x: xp.fft.fftfreq("a"),
     "rfftfreq: a fraction": lambda xp, x: xp.fft.rfftfreq(1.5),
+    "casting: refused": lambda xp, x: x.astype("i4", casting="same_kind"),
+    "item out of range": lambda xp, x: x.item(12),
     "casting: no word": lambda xp, x: xp.add(x, x, casting=None),
     "casting: no such word": lambda xp, x: xp.add(x, x, casting="what"),
     "kind: no word": lambda xp, x: xp.sort(x, kind=1.5),
@@ -86,3 +88,28 @@ def test_errors_name_the_function_that_was_called(name: str) -> None:
             call()
 
     simulate(2, program)
+
+
+DATES = np.array(["2020-01-01", "2021-02-03"], "M8[D]")
+
+UNLIKE = {
+    "full: text too short for a date": lambda: da.full(3, DATES[0], dtype="S3"),
+    "full_like: text too short": lambda: da.full_like(da.ones(3), DATES[0], dtype="U2"),
+    "choose: choices": lambda: da.choose(da.asarray([0, 1]), [da.asarray(["a", "b"]), DATES]),
+    "choose: beyond int64": lambda: da.choose(da.asarray(np.uint64([0, 1])), [1, 2]),
+    "histogram2d": lambda: da.histogram2d(da.asarray(DATES), da.ones(2), bins=2),
+    "unwrap": lambda: da.unwrap(da.asarray(DATES)),
+    "cg": lambda: da.linalg.cg(da.asarray(DATES[:1].reshape(1, 1)), da.ones(1)),
+    "i0 of structures": lambda: da.i0(da.asarray(np.zeros(1, "V3"))),
+    "i0 of text that is no number": lambda: da.i0(da.asarray(["1", "x"])),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_dtypes_that_do_not_go_together_are_an_error_on_every_rank(name: str) -> None:
+    def program() -> type:
+        with pytest.raises(da.errors.DistArrayError) as caught:
+            UNLIKE[name]()
+        return caught.type
+
+    assert len(set(simulate(2, program))) == 1

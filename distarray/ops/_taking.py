@@ -49,6 +49,7 @@ from distarray.ops.elementwise._arithmetic import floor_divide, maximum, minimum
 from distarray.ops.elementwise._rounding import astype
 from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.families._selection import WHOLE_AXIS
+from distarray.ops.families._values import ErrorsOfNumPy
 from distarray.ops.indexing._arrays import (
     apply_by_arrays,
     get_by_arrays,
@@ -501,8 +502,11 @@ def choose(x: Any, /, choices: Any, out: Any = None, mode: str = "raise") -> Any
             f"choose got choices={describe(choices)}; pass a sequence of at least one array"
         )
     x = x if isinstance(x, BaseArray) else plain_buffer(x, "choose", objects=True)
-    if x.dtype.kind not in "biu":
-        raise DTypeError(f"choose got an array of {x.dtype}; integers name one of the choices")
+    if not np.can_cast(x.dtype, np.int64):
+        raise DTypeError(
+            f"choose got an array of {x.dtype}; integers name one of the choices, and int64 holds "
+            "them"
+        )
     arrays = [
         one if isinstance(one, BaseArray) else np.asarray(one)
         for one in normalize_operands("choose", several)
@@ -512,7 +516,8 @@ def choose(x: Any, /, choices: Any, out: Any = None, mode: str = "raise") -> Any
 
 
 def _choose_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    dtype = np.result_type(*call.dtypes[1:])
+    with ErrorsOfNumPy("choose"):
+        dtype = np.result_type(*call.dtypes[1:])
     return dtype, dtype
 
 

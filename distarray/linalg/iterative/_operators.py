@@ -17,7 +17,7 @@ from distarray.core import (
     copy_block,
     describe,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.linalg.iterative._vectors import Space, is_finite
 from distarray.ops import LinAlgError, conj, matmul, matrix_transpose
 from distarray.typing import Buffer, Shape
@@ -112,7 +112,10 @@ def vector_dtype(*dtypes: Any) -> Any:
 
     Everything else is computed in float64, or complex128.
     """
-    found = np.result_type(*[one for one in dtypes if one is not None])
+    try:
+        found = np.result_type(*[one for one in dtypes if one is not None])
+    except TypeError as error:
+        raise DTypeError(f"operators and vectors have numbers as items: {error}") from None
     if found.char in "fdFD":
         return found
     return np.dtype(np.complex128 if found.kind == "c" else np.float64)

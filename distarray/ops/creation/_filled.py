@@ -12,6 +12,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory, default_placements, fill
 from distarray.core import (
+    REFUSALS,
     BaseArray,
     check_device_name,
     choose_mesh,
@@ -138,7 +139,7 @@ def check_value(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
     try:
         # A Python integer is taken as such: as an item of int64 it would wrap around.
         np.copyto(item, value if type(value) is int else scalar, casting="unsafe")
-    except (TypeError, ValueError, OverflowError) as error:
+    except (*REFUSALS, RuntimeError) as error:  # the last where text is too short for dates
         raise refusal(error)(
             f"{name} {value!r} does not become {dtype}: {error}; pass another dtype or value"
         ) from None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from distarray.core import POINTWISE, binary, floating, in_pieces, real, unary
+
+_FLOAT = np.dtype(np.float64)
 
 exp = unary("exp", POINTWISE, np.exp, "Return e**x.")
 exp2 = unary("exp2", POINTWISE, np.exp2, "Return 2**x.")
@@ -40,10 +44,18 @@ degrees = unary("degrees", POINTWISE, np.degrees, "Convert radians to degrees.")
 sinc = unary(
     "sinc", POINTWISE, in_pieces(np.sinc), "Return sin(pi x) / (pi x), 1 at 0.", kinds=floating
 )
+
+
+def _i0(block: Any) -> Any:
+    if getattr(block, "dtype", _FLOAT).kind in "SUV":
+        raise TypeError("text is no number")  # NumPy converts it, if an item allows that
+    return np.i0(block)
+
+
 i0 = unary(
     "i0",
     POINTWISE,
-    in_pieces(np.i0),
+    in_pieces(_i0),
     "Return the modified Bessel function of order 0.",
     kinds=real,
 )

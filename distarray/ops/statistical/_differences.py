@@ -33,6 +33,7 @@ from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.elementwise._rounding import astype, copy
 from distarray.ops.families._neighbours import fetch, own_block, sent
 from distarray.ops.families._relabel import resize_axis
+from distarray.ops.families._values import ErrorsOfNumPy
 from distarray.ops.indexing._items import setitem
 from distarray.ops.manipulation._joining import concat_as
 from distarray.ops.manipulation._shape import broadcast_to
@@ -319,7 +320,8 @@ def unwrap(
         return np.unwrap(p, discont, axis, period=period)
     step = diff(p, axis=axis)
     following = (*(slice(None),) * normalize_axis(axis, p.ndim), slice(1, None))
-    dtype = np.result_type(step.dtype, period)
+    with ErrorsOfNumPy("unwrap"):
+        dtype = np.result_type(step.dtype, period)
     if dtype.kind in "iu":
         high, rest = divmod(period, 2)
         is_ambiguous = rest == 0

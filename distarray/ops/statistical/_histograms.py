@@ -471,7 +471,8 @@ def _histogram_of_points(
     operands = list(coordinates)
     if weights is not None:
         operands.append(_normalize(f"{name}(weights=)", weights, coordinates[0].shape[:1]))
-    dtype = np.result_type(*(x.dtype for x in coordinates))
+    with ErrorsOfNumPy(name):
+        dtype = np.result_type(*(x.dtype for x in coordinates))
     bins, limits = _read(name, bins), _read(name, limits)
     lows: Any = np.zeros(count, dtype)
     highs = lows
