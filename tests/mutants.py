@@ -1166,6 +1166,18 @@ MUTANTS = (
         ("fft/test_lines.py::test_cut_line_takes_three_exchanges_of_a_block",),
     ),
     Mutant(
+        "a transform keeps what it has turned",
+        "fft/_transforms.py",
+        "        for function in functions:\n"
+        "            block = function(block)\n"
+        "        return block\n",
+        "        blocks = [block]\n"
+        "        for function in functions:\n"
+        "            blocks.append(function(blocks[-1]))\n"
+        "        return blocks[-1]\n",
+        ("fft/test_peak.py::test_peak_memory_is_three_blocks",),
+    ),
+    Mutant(
         "axes that wait for an exchange are transformed in parts",
         "fft/_plan.py",
         "if layout.partition(axis).count == 1)",

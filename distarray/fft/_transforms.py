@@ -151,7 +151,8 @@ Notes
 -----
 Distribution: nothing is sent where the axis is not cut; else one all-to-all, in which a process
 receives the items of its new block that it does not have, and needs memory for a block beside `x`
-and the result. Items beyond `n` do not travel. A line for which no other axis can be cut takes
+and the result; between nodes messages may be packed, which takes less than another. A Partial array
+is reduced first. Items beyond `n` do not travel. A line for which no other axis can be cut takes
 three exchanges of a block (Bailey's six steps, 1990), of half a block before real items and
 after those of a real result. Where `n` has no two factors that the processes can share, as primes
 have not, it takes one of two blocks and four of a block or two of them (Bluestein's chirp, 1970),
@@ -297,7 +298,8 @@ Notes
 -----
 Distribution: {order} An axis that is cut takes one all-to-all, after which another one is cut, and
 stays so (slabs and pencils: Dalcin, Mortensen and Keyes, 2019). Beside `x` and the result a process
-needs memory for a block. See `fft` for axes that are too short for that.
+needs memory for a block, whatever the number of exchanges. See `fft` for messages between nodes,
+Partial arrays, and axes that are too short for that.
 
 Examples
 --------
