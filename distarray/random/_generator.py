@@ -68,7 +68,8 @@ class Generator(Distributions, Multivariate, Choices):
     Every process makes its own generator from the same seed and draws the same arrays from it, in
     the same order. The value of an element depends on the seed, on how many draws came before,
     and on the element's linear index in the global array (row-major): never on the number of
-    processes, the mesh or the placements. Nothing is sent.
+    processes, the mesh or the placements. Nothing is sent, but for distributed parameters, for
+    items that change places, and by `multivariate_normal`.
 
     Integers are exactly those of every platform. Uniform, normal and exponential floats are
     computed in IEEE double precision without library functions, so that they are as well, and so is

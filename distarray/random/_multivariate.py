@@ -244,8 +244,9 @@ class Multivariate:
         Notes
         -----
         Normal numbers times the transposed factor, by `matmul` with ``reproducible=True``: the same
-        bits on any number of processes where the factor has. A plain `cov` is factorized by every
-        process, a distributed one as its function in `linalg` does.
+        bits on any number of processes where the factor has. Of the numbers their sizes are sent,
+        which the product depends on. A plain `cov` is factorized by every process, a distributed
+        one as its function in `linalg` does.
 
         Examples
         --------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,51 @@ from distarray.layout import Replicate, Shard
 from distarray.random import default_rng
 from distarray.random._blocks import fill_floats
 from distarray.random._seeding import derive_key
+from distarray.testing import simulate
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "beta": (0.3, 2.0),
+    "binomial": (50, 0.4),
+    "chisquare": (2.5,),
+    "dirichlet": ([0.5, 2.0, 1.0],),
+    "exponential": (2.0,),
+    "f": (3.0, 5.0),
+    "gamma": (0.7, 2.0),
+    "geometric": (0.1,),
+    "gumbel": (1.0, 2.0),
+    "hypergeometric": (40, 60, 30),
+    "integers": (-5, 1000),
+    "laplace": (),
+    "logistic": (),
+    "lognormal": (),
+    "logseries": (0.8,),
+    "multinomial": (30, [0.2, 0.3, 0.5]),
+    "multivariate_hypergeometric": ([10, 20, 30], 15),
+    "multivariate_normal": ([1.0, 2.0], [[2.0, 0.5], [0.5, 1.0]]),
+    "negative_binomial": (3.5, 0.3),
+    "noncentral_chisquare": (3.0, 2.0),
+    "noncentral_f": (3.0, 5.0, 1.0),
+    "normal": (1.0, 3.0),
+    "pareto": (3.0,),
+    "poisson": (12.5,),
+    "power": (0.7,),
+    "random": (),
+    "rayleigh": (),
+    "standard_cauchy": (),
+    "standard_exponential": (),
+    "standard_gamma": (4.5,),
+    "standard_normal": (),
+    "standard_t": (2.5,),
+    "triangular": (-1.0, 0.5, 2.0),
+    "uniform": (-1.0, 2.0),
+    "vonmises": (0.5, 3.0),
+    "wald": (1.0, 2.0),
+    "weibull": (0.8,),
+    "zipf": (2.5,),
+}
+"""Of the methods that take a size."""
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +105,34 @@ def test_rows_change_places_and_parameters_meet(mesh: DeviceMesh) -> None:
     with pytest.raises(ArgumentError, match="lam=-"):
         rng.poisson(-lam)
     assert "draws=3" in repr(rng)
+
+
+def draws(mesh: DeviceMesh, placement: Shard | Replicate) -> dict[str, np.ndarray]:
+    """Return what each method of a generator draws."""
+    rng, where = default_rng(31), {"mesh": mesh, "placements": [placement]}
+    found = {
+        name: getattr(rng, name)(*args, size=(13, 5), **where) for name, args in PARAMETERS.items()
+    }
+    items = da.asarray(np.arange(39.0).reshape(13, 3), **where)
+    found["permutation"] = rng.permutation(items)
+    found["permuted"] = rng.permuted(items, axis=0)
+    found["choice"] = rng.choice(items, 7, replace=False)
+    found["shuffle"] = items.copy()
+    rng.shuffle(found["shuffle"])
+    found["spawn"] = rng.spawn(2)[1].random((13, 5), **where)
+    found = {name: x.full_array() for name, x in found.items()}
+    return found | {"bytes": np.frombuffer(rng.bytes(11), np.uint8)}
+
+
+@pytest.mark.eight_ranks
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
+def test_every_method_draws_what_one_process_draws(
+    mesh: DeviceMesh, placement: Shard | Replicate
+) -> None:
+    alone = simulate(1, lambda: draws(DeviceMesh([0]), Replicate()))[0]
+    assert {name for name in dir(np.random.Generator) if name[0] != "_"} - {"bit_generator"} == {
+        *alone
+    }
+    for name, values in draws(mesh, placement).items():
+        assert values.dtype == alone[name].dtype
+        np.testing.assert_array_equal(values, alone[name], err_msg=name)
