@@ -133,6 +133,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     n, viscosity = options.points, float(options.viscosity)
     checkpoints = options.out / "taylor_green"
+    if options.save_every and not options.resume and da.checkpoint.latest(checkpoints) is not None:
+        parser.error(
+            f"{checkpoints} has checkpoints of another run: pass --resume, or another --out"
+        )
 
     world = da.default_mesh()
     mesh = da.init_device_mesh(options.mesh or (world.size,))

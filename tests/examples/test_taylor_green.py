@@ -83,3 +83,15 @@ def test_run_goes_on_with_other_ranks_to_the_same_numbers(
         float(told.split(word)[1].split()[0].strip(",")) for word in ("lost", "dissipated")
     )
     assert lost == pytest.approx(dissipated, rel=1e-3)
+
+
+def test_checkpoints_of_another_run_are_seen_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--points", "4", "--save-every", "1", "--out", str(tmp_path)]
+    simulate(2, taylor_green.main, [*given, "--steps", "2"])
+    with pytest.raises(SystemExit):
+        taylor_green.main([*given, "--steps", "1"])
+    assert "pass --resume, or another --out" in capsys.readouterr().err
+    taylor_green.main([*given, "--steps", "3", "--resume"])
+    assert da.checkpoint.latest(tmp_path / "taylor_green") == 3
