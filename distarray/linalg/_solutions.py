@@ -24,7 +24,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import read_axes
 from distarray.linalg import _tiles
-from distarray.linalg._blocks import cut_as, multiply
+from distarray.linalg._blocks import adjoint, cut_as, multiply
 from distarray.linalg._elimination import tile_inv, tile_slogdet, tile_solve
 from distarray.linalg._factorizations import svd
 from distarray.linalg._kernels import check_finite
@@ -35,7 +35,6 @@ from distarray.ops import (
     LinAlgError,
     abs,
     astype,
-    conj,
     exp,
     matmul,
     matrix_transpose,
@@ -168,10 +167,7 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
         if least is None:
             least = builtins.max(x.shape[-2:]) * float(np.finfo(s.dtype).eps)
         inverse = _reciprocals(s, s > least * max(s, axis=-1, keepdims=True))
-        first, second = (
-            conj(matrix_transpose(vh)) * inverse[..., None, :],
-            conj(matrix_transpose(u)),
-        )
+        first, second = adjoint(vh) * inverse[..., None, :], adjoint(u)
         return (
             cut_as(multiply(first, second), matrix_transpose(x)) if large else matmul(first, second)
         )
@@ -344,7 +340,9 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
 
     Notes
     -----
-    Distribution: the decomposition is that of `svd`; products with `b` stay distributed.
+    Distribution: the decomposition is that of `svd`; products with `b` stay distributed. Peak
+    memory: of tall matrices two blocks like `a` or like `b`, in double precision; else that of
+    `svd`.
 
     Examples
     --------
@@ -364,7 +362,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     except TypeError as error:
         raise refusal_error("lstsq", error, (a.dtype, b.dtype)) from error
     wide = np.result_type(kind, np.float64)  # as NumPy computes
-    a, b = astype(a, wide), b.astype(wide)
+    a, b = astype(a, wide, copy=False), b.astype(wide, copy=False)
     rows, columns = shapes[0]
     u, s, vh = svd(a, full_matrices=False)
     precision = float(np.finfo(np.float64).eps)
@@ -381,9 +379,8 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     right = b if b.ndim == 2 else b[:, None]
     unit = 2.0 ** builtins.min(-math.frexp(largest)[1], 1000)  # so that no reciprocal overflows
     inverse = _reciprocals(s * unit, kept)
-    x = unit * matmul(
-        conj(matrix_transpose(vh)), inverse[:, None] * matmul(conj(matrix_transpose(u)), right)
-    )
+    x = unit * matmul(adjoint(vh), inverse[:, None] * matmul(adjoint(u), right))
+    del u  # a block like `a`
     small = np.empty(0, kind).real.dtype
     if rank == columns and rows > columns:
         residuals = astype(sum(abs(right - matmul(a, x)) ** 2, axis=0), small)

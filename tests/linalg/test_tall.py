@@ -352,3 +352,9 @@ def test_peak_memory_is_the_factor_or_twice_the_block(
     monkeypatch.setattr(_tall, "_CHOLESKY_BYTES", least)
     x = np.random.default_rng(0).normal(size=(1 << 17, 8)) @ matrix_of(10.0**power, float, (8, 8))
     assert peak_memory.scratch(da.linalg.qr, x, 2) <= blocks
+
+
+@pytest.mark.host_only
+def test_least_squares_need_the_memory_of_the_decomposition() -> None:
+    x = np.random.default_rng(0).normal(size=(1 << 17, 8))
+    assert peak_memory.scratch(lambda x: da.linalg.lstsq(x, x)[0], x, 2) <= 2.1

@@ -10,6 +10,7 @@ from distarray.comm import default_mesh, default_placements
 from distarray.core import BaseArray, check_distributed, check_flag, new_array, replicated_layout
 from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout
+from distarray.linalg._blocks import adjoint
 from distarray.linalg._factorizations import svd
 from distarray.linalg.iterative._basis import Basis
 from distarray.linalg.iterative._operators import (
@@ -25,7 +26,7 @@ from distarray.linalg.iterative._operators import (
     vector_dtype,
 )
 from distarray.linalg.iterative._vectors import Space, is_finite, size_of
-from distarray.ops import LinAlgError, conj, flip, matmul, matrix_transpose, stack
+from distarray.ops import LinAlgError, flip, matmul, stack
 from distarray.random import Generator, default_rng
 
 _LEAST: Final = 20
@@ -449,15 +450,15 @@ def svds(
         rng=rng,
     )
     if isinstance(A, BaseArray):
-        images = matmul(A if rows >= columns else conj(matrix_transpose(A)), v)
+        images = matmul(A if rows >= columns else adjoint(A), v)
     else:
         images = stack([forward(v[:, i]) for i in range(v.shape[1])], axis=-1)
     if not return_singular_vectors:
         return flip(svd(images, compute_uv=False), axis=0)
     u, s, wh = svd(images, full_matrices=False)
-    vh = matmul(wh, conj(matrix_transpose(v)))
+    vh = matmul(wh, adjoint(v))
     if rows < columns:
-        u, vh = conj(matrix_transpose(vh)), conj(matrix_transpose(u))
+        u, vh = adjoint(vh), adjoint(u)
     return flip(u, axis=1), flip(s, axis=0), flip(vh, axis=0)
 
 
