@@ -242,7 +242,8 @@ def svd(
     factors are cut as it is. If it is not square it is factorized by `qr` first. Of a square one
     the singular values are eigenvalues of the hermitian factor of its polar decomposition, which
     are found as by `eigh` (Nakatsukasa, Higham 2013), in 120 n^3 operations or more, six times
-    as many as LAPACK's, shared by all processes.
+    as many as LAPACK's, shared by all processes. On p processes each receives about
+    100 n^2 / sqrt(p) items where the hermitian factor is divided once. Peak memory: that of `eigh`.
 
     Examples
     --------

@@ -11,6 +11,7 @@ import pytest
 import distarray as da
 from distarray.layout import Partial, Shard
 from distarray.linalg import _spectral, _tiles
+from distarray.testing import simulate
 from tests.array.strategies import agrees, on_ranks
 
 SIZE = 24
@@ -221,3 +222,25 @@ def test_a_division_that_leaves_too_much_is_an_error(monkeypatch: pytest.MonkeyP
             da.linalg.svd(x)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("ranks", [4, 9])
+def test_bytes_are_of_the_order_of_a_matrix_by_the_root_of_the_ranks(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 48
+    monkeypatch.setattr(_tiles, "WIDTH", 4)
+    monkeypatch.setattr(_tiles, "COLLECTED_BYTES", size**2 * 4)  # one division
+    value = draw(size, size)
+
+    def program() -> tuple[int, int]:
+        x = da.distribute_array(value, da.init_device_mesh((ranks,)), [Shard(0)], src=None)
+        with da.CommLog() as first:
+            da.linalg.eigh(x)
+        with da.CommLog() as second:
+            da.linalg.svd(x)
+        return first.bytes(), second.bytes()
+
+    told = np.mean(simulate(ranks, program, timeout=100), axis=0) / (8 * size**2 / ranks**0.5)
+    assert 40 < told[0] < 75
+    assert 1.5 < told[1] / told[0] < 2.5
