@@ -41,6 +41,7 @@ def test_peak_memory_is_three_blocks() -> None:
         pytest.skip("no mpiexec beside this Python nor on PATH")
     environment = os.environ | {
         "DISTARRAY_SHARED_MEMORY": "",  # messages would be packed
+        "DISTARRAY_RANKS_PER_NODE": "",
         "DISTARRAY_POOL_LIMIT": "0",
         "OMP_NUM_THREADS": "1",
     }
