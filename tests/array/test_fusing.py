@@ -312,6 +312,17 @@ def test_scratch_memory_is_shared_by_steps_and_tiles() -> None:
     np.testing.assert_allclose(float(total), float(last.sum()))
 
 
+@on_host
+def test_tiles_of_sums_over_the_first_axis_have_few_rows() -> None:
+    # As many as lie in one place of the caches, if rows are as long as a power of two.
+    with Trace():
+        x = object.__new__(_fusing._Argument).enter(da.ones((100, 1 << 14)))
+        run = _fusion.Pass([(x * 2)._node], writes=False)
+        kept, boxes = next(run.tiles([0]))
+        assert next(boxes) == (slice(0, 8), kept[1])
+        assert kept[1] == slice(0, (1 << 20) // 16 // 8)
+
+
 def test_what_is_needed_again_is_not_overwritten(small_tiles: Passes) -> None:
     def several(x: Any) -> Any:
         a = x + 1

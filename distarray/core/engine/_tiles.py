@@ -10,12 +10,10 @@ from distarray.typing import Shape
 
 State = TypeVar("State")
 
-_DEPTH = 16
-"""Least reduced items per kept item in a tile, where there are so many. Over axis 0 of
-64 x 1024 x 512 float64: 293, 130, 92, 130 and 136 ms with 1, 4, 16, 64 and 256."""
 
-
-def tile_shape(shape: Shape, strides: Sequence[int], axes: Sequence[int], budget: int) -> Shape:
+def tile_shape(
+    shape: Shape, strides: Sequence[int], axes: Sequence[int], budget: int, least: int
+) -> Shape:
     """Return the shape of tiles: long in memory order, and deep enough along the reduced axes.
 
     Parameters
@@ -26,11 +24,13 @@ def tile_shape(shape: Shape, strides: Sequence[int], axes: Sequence[int], budget
         Those that are reduced.
     budget : int
         Items of a tile.
+    least : int
+        Reduced items per kept item at least, where there are so many.
     """
     depth = 1
     for axis in axes:
         depth *= shape[axis]
-    kept_budget = budget // min(depth, _DEPTH)
+    kept_budget = budget // min(depth, least)
     steps = [1] * len(shape)
     for axis in sorted(range(len(shape)), key=lambda i: (abs(strides[i]), -i)):
         limit = budget if axis in axes else min(budget, kept_budget)

@@ -52,6 +52,8 @@ With 2**12, 2**14 and 2**15 items an operation of NumPy takes 0.8, 0.45 and 0.35
 1."""
 _KEPT: Final = 2048
 """Sums that are found together: 1.5 MB of words, and as much to round them."""
+_DEPTH: Final = 16
+"""Least items of a sum in a tile, where it has so many; not measured further."""
 _MOST_BITS: Final = 50
 """Of the integers of a level: `x + sigma` stays in the binade of `sigma` up to 2**51 units."""
 _HUGE_EXPONENT: Final = 960
@@ -372,7 +374,8 @@ def _find_by_tiles(
     ones = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
     result = np.empty(ones if wanted else (*ones, WORDS), np.int64)
     depth = prod(shape[axis] for axis in axes)
-    steps = tile_shape(shape, items.strides, axes, min(_TILE, _KEPT * min(depth, 16)))
+    budget = min(_TILE, _KEPT * min(depth, _DEPTH))
+    steps = tile_shape(shape, items.strides, axes, budget, _DEPTH)
     order = sorted(every, key=lambda axis: -abs(items.strides[axis]))
     places = np.argsort(order)
     scratch = _memory.empty((2, prod(steps)), np.float64)
