@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,8 @@ def test_operators_in_place_and_out_take_no_fresh_memory(monkeypatch: pytest.Mon
             lambda: da.sqrt(y, out=y),
             lambda: da.add(x, r, out=y),
             lambda: da.multiply(x, 2.0, where=x.to_local()[:1] > 0, out=y),
+            lambda: da.clip(x, 0.2, r, out=y),
+            lambda: da.round(y, 2, out=y),
         ):
             work()  # what is kept for the layouts is made
             before = len(taken)
@@ -109,3 +112,11 @@ def test_operators_in_place_and_out_take_no_fresh_memory(monkeypatch: pytest.Mon
             assert peak < x.to_local().nbytes / 4  # NumPy's buffers, and Python's objects
 
     simulate(1, program)
+
+
+@needs_pool
+@pytest.mark.parametrize("function", [np.sqrt, lambda x: np.clip(x, 0.2, 0.8), np.round])
+def test_large_results_item_by_item_lie_in_the_pool(function: Callable[..., Any]) -> None:
+    x = da.ones((512, 512))
+    assert _memory.is_shared(function(x).to_local())
+    assert _memory.is_shared(da.fuse(lambda x: function(x + 1))(x).to_local())

@@ -82,6 +82,28 @@ def test_clip_casts_into_out_as_it_is_told() -> None:
         np.testing.assert_array_equal(out.full_array(), expected)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float16, np.float32, np.complex128])
+@pytest.mark.parametrize("wide", [False, True])
+def test_large_blocks_are_clipped_and_rounded_into_out(dtype: Any, wide: bool) -> None:
+    values = (np.random.default_rng(1).random(1 << 17) * 100).astype(dtype)
+    low = values[::-1].copy()
+    target = np.result_type(dtype, np.float64) if wide else values.dtype
+    for call in (
+        lambda n, x, a, out: n.clip(x, 3, 90, out=out),
+        lambda n, x, a, out: n.clip(x, a, 90, out=out),
+        lambda n, x, a, out: n.round(x, 1, out=out),
+        lambda n, x, a, out: n.clip(x, 20, 60, out=x),  # which it reads
+    ):
+        results = []
+        for n, make in ((np, np.copy), (da, lambda one: da.distribute_array(one))):
+            x, out = make(values), make(np.zeros(values.shape, target))
+            found = call(n, x, make(low), out)
+            assert found is out or found is x
+            results.append(np.asarray(found))
+        assert results[0].dtype == results[1].dtype
+        np.testing.assert_array_equal(results[1].astype(dtype), results[0].astype(dtype))
+
+
 @pytest.mark.parametrize("exponent", [-1, -(2**70), 300, 2**70])
 def test_an_exponent_that_the_dtype_of_the_base_does_not_hold_raises(exponent: int) -> None:
     with pytest.raises(OverflowError):

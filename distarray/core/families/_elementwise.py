@@ -66,6 +66,10 @@ PLAIN: tuple[Any, ...] = (False, (), ())
 """Static arguments: whether the last operand is a mask, keywords of the local function, and what
 tells their values from others that are equal."""
 
+_WRITERS: Final[dict[Any, str]] = {np.clip: "iufcmM", np.round: "fc"}
+"""Functions besides ufuncs that take `out=`, and the kinds of results that they write as they are;
+NumPy rounds integers to tens by floating-point numbers, which `out=` does not convert."""
+
 _PIECE: Final = 1 << 14
 """So many items at once, with what is computed of them, stay in the cache of a core."""
 
@@ -348,7 +352,7 @@ def _bind(step: Step) -> Callable[..., Any]:
     arrays = zip(step.sources, step.call.places, strict=True)
     sizes = [prod(one.local_shape()) * step.call.dtypes[i].itemsize for one, i in arrays]
     largest = step.call.places[sizes.index(max(sizes))]
-    writes = op.ufunc is not None and not static[0] and max(sizes) >= LARGE
+    writes = max(sizes) >= LARGE and _takes_out(op, static, dtypes[0])
 
     def function(*blocks: Any) -> Any:
         try:
@@ -358,8 +362,9 @@ def _bind(step: Step) -> Callable[..., Any]:
             if writes:
                 device = _backend.device_of(blocks[largest])
                 outs = tuple(allocate(shape, dtype, device, blocks) for dtype in dtypes)
-                local(*blocks, out=outs)
-                return outs if op.nout > 1 else outs[0]
+                found = outs if op.nout > 1 else outs[0]
+                local(*blocks, out=found)
+                return found
             results = local(*blocks)
             if isinstance(results, np.character):  # cut to this text, and shorter than its dtype
                 results = np.asarray(results, dtypes[0])
@@ -368,6 +373,11 @@ def _bind(step: Step) -> Callable[..., Any]:
             raise refusal_error(op.name, error, blocks) from error
 
     return function
+
+
+def _takes_out(op: Op, static: Any, dtype: Any) -> bool:
+    """Tell whether the function of blocks writes results of a dtype into what it is given."""
+    return not static[0] and (op.ufunc is not None or dtype.kind in _WRITERS.get(op.local, ""))
 
 
 def _local(op: Op, static: Any, on_device: bool = True) -> Callable[..., Any]:
@@ -452,7 +462,7 @@ def _defer(op: Op, operands: Sequence[Any], static: Any) -> Any:
         inputs = step.move(
             inputs, [x if getattr(x, "_whole", None) is None else x._whole for x in operands]
         )
-    takes_out = op.ufunc is not None and not static[0]
+    takes_out = _takes_out(op, static, step.result)
     local = _local(op, static)
     result = first.defer(trace, local, takes_out, inputs, step.result, step.output)
     if step.is_fresh:
@@ -575,11 +585,17 @@ def _write(op: Op, target: Buffer, blocks: Sequence[Any], static: Any, casting: 
             return
         mask = blocks[-1] if static[0] else True
         inputs = blocks[:-1] if static[0] else blocks
-        local = _local(op, (False, *static[1:]))
+        unmasked = (False, *static[1:])
+        local = _local(op, unmasked)
+        direct = target.nbytes >= LARGE and _takes_out(op, static, target.dtype)
+        dtypes: tuple[Any, ...] = ()
+        if on_device or direct:
+            dtypes = _result_dtypes(op, [dtype_key(x) for x in inputs], unmasked)
         if on_device:
-            dtypes = _result_dtypes(op, [dtype_key(x) for x in inputs], (False, *static[1:]))
             (result,) = _on_device.call_on_device(local, inputs, dtypes)
             _on_device.copy_where(target, result, mask, casting)
+        elif dtypes == (target.dtype,):
+            local(*inputs, out=target)
         else:
             result = _backend.unaliased(local(*inputs), target)  # which may be a view
             np.copyto(target, result, casting=casting, where=mask)
