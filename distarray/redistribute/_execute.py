@@ -653,13 +653,24 @@ class _Exchange(_Collective):
         """Yield what the new block is made of, where it lies."""
         communicator = self._communicator
         assert communicator is not None  # the ranks are in the mesh
-        started = perf_counter()
+        logs = recording()
+        started = perf_counter() if logs else 0.0
         number, what = _describe_call(self._token, self, purpose, "cpu")
         with communicator.views(local, number, what) as views:
-            nbytes = self._step.bytes_received(communicator.ranks[communicator.rank])
-            seconds = perf_counter() - started
-            record(self._step.name.replace("-", "_"), communicator.name, nbytes, seconds)
+            if logs:
+                nbytes = self.bytes_received(communicator.ranks[communicator.rank])
+                record(self.name, communicator.name, nbytes, perf_counter() - started)
             yield [(target, views[peers[0]][source]) for peers, source, target in self._takes]
+
+    def copy_into(self, out: np.ndarray, local: np.ndarray, *, total: int) -> None:
+        """Copy the new block into a part of an array, from where it lies; as `pieces`, collective.
+
+        ``total`` is the bytes of that array.
+        """
+        with self.pieces(local, None) as found:
+            copy_boxes([(out[target], values) for target, values in found], total=total)
+        if self._lends:
+            _memory.lend(local)
 
     def _is_better_read_in(self, out: Buffer, local: Buffer, communicator: Communicator) -> bool:
         """Tell whether others can read a new block in place, and not the old one that it has."""

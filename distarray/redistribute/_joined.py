@@ -1,7 +1,7 @@
 """One block of which each part is what a redistribution of some block, or of its part, brings.
 
 Small blocks of a node travel in one round, each once, and every part is copied straight from where
-it has arrived to where it belongs.
+it has arrived to where it belongs. Parts of larger ones are copied from where they lie.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import Communicator, _backend, _memory, record, recording, token
+from distarray.comm import (
+    Communicator,
+    _backend,
+    _memory,
+    copy_box,
+    record,
+    recording,
+    token,
+)
 from distarray.layout import Layout
 from distarray.redistribute._execute import (
     BoundStep,
@@ -99,8 +107,20 @@ class Joined:
         self._steps: list[_Exchange] = []
         self._copies: list[tuple[int, int, Region, Region]] | None = None
         """Operand and rank of whose block a part is taken, where it is there and in the result."""
+        self._reads: list[BoundStep | None] | None = None
+        """What brings each part, where all that move can be read where they lie."""
         if not any(p.src.has_partial for p in parts):
+            self._find_reads(operands[0].mesh, steps)
             self._find_copies(operands, axis, steps, dtype)
+
+    def _find_reads(self, mesh: Any, steps: Sequence[Sequence[BoundStep]]) -> None:
+        """Find out whether all parts can be copied from where they lie; alike on all ranks."""
+        if mesh.device != "cpu" or any(len(bound) > 1 for bound in steps):
+            return
+        reads = [bound[0] if bound else None for bound in steps]
+        communicators = {one.communicator for one in reads if isinstance(one, _Exchange)}
+        if all(c is not None and c.reaches_all() for c in communicators):
+            self._reads = reads
 
     def _find_copies(
         self,
@@ -150,10 +170,29 @@ class Joined:
             found = self._join_small(blocks)
             if found is not None:
                 return found
+        if self._reads is not None:
+            return self._join_in_place(blocks, self._reads)
         moved = self._move(blocks)
         out = _memory.empty(self._shape, blocks[0].dtype, _backend.device_of(blocks[0]))
         for place, block in zip(self._places, moved, strict=True):
             out[place] = block
+        return out
+
+    def _join_in_place(self, blocks: Sequence[Buffer], reads: Sequence[BoundStep | None]) -> Buffer:
+        """Return the block of the result, whose parts are copied once each."""
+        out: np.ndarray = _memory.empty(self._shape, blocks[0].dtype)
+        for part, view, step, place in zip(
+            self._parts, self._views, reads, self._places, strict=True
+        ):
+            block, target = blocks[part.operand][view], out[place]
+            if isinstance(step, _Exchange) and not _is_private(block):
+                step.copy_into(target, block, total=out.nbytes)
+                continue
+            if isinstance(step, _Local):
+                block = step.view(block)
+            elif step is not None:
+                block = step(block)
+            copy_box(target, block, total=out.nbytes)
         return out
 
     def _join_small(self, blocks: Sequence[np.ndarray]) -> np.ndarray | None:
@@ -206,6 +245,11 @@ class Joined:
         if any(src.has_partial for src, _ in moves):
             return [redistribute_local(b, *m) for b, m in zip(found, moves, strict=True)]
         return redistribute_together(found, moves)
+
+
+def _is_private(block: Buffer) -> bool:
+    """Tell whether others cannot read a block that is too large to be copied for them again."""
+    return bool(block.nbytes >= _memory.POOLED_BYTES and not _memory.is_shared(block))
 
 
 def _offset(part: Part, operands: Sequence[Layout], axis: int, coordinate: Any) -> int:

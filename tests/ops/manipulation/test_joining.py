@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import distarray as da
 from distarray.array._array import distribute_array
-from distarray.comm import CommLog, DeviceMesh, init_device_mesh
+from distarray.comm import CommLog, DeviceMesh, init_device_mesh, simulate
+from distarray.comm.shared_memory import _arena
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -154,6 +155,44 @@ def test_rolls_and_tiles_along_a_cut_axis_are_one_exchange() -> None:
         assert log.count() == 1
 
     on_ranks(program)
+
+
+@pytest.mark.host_only  # where memory comes from the pool
+def test_large_parts_are_copied_once_from_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take = [], _arena.take
+    monkeypatch.setattr(_arena, "take", lambda n: (taken.append(n), take(n))[1])
+    values = np.arange(700.0 * 601).reshape(700, 601)
+    mine = -values
+
+    def program() -> None:
+        mesh = init_device_mesh((2,))
+        x = da.asarray(distribute_array(values, mesh, [Shard(0)], src=None), copy=True)
+        y = da.asarray(distribute_array(mine, mesh, [Shard(0)], src=None), copy=True)
+        for call in (
+            lambda n, x, y: n.concat([x, y, x]),
+            lambda n, x, y: n.roll(x, 5, 0),
+            lambda n, x, y: n.roll(x, -400, 0),
+            lambda n, x, y: n.tile(x, (2, 1)),
+        ):
+            call(da, x, y)  # what is kept for the layouts is made
+            mesh.communicator().barrier()
+            before = len(taken)
+            mesh.communicator().barrier()
+            with CommLog() as log:
+                found = call(da, x, y)
+            mesh.communicator().barrier()
+            blocks = len(taken) - before
+            mesh.communicator().barrier()
+            assert blocks == 2  # the result's on each rank
+            assert log.count() > 0
+            agrees(found, call(np, values, mine))
+            agrees(call(da, x, mine), call(np, values, mine))
+        # Of other ranks' memory that cannot be read in place blocks are still right.
+        z = da.DistArray.from_local(mine[:350] if mesh.rank == 0 else mine[350:], mesh, [Shard(0)])
+        agrees(da.concat([x, z]), np.concatenate([values, mine]))
+        agrees(da.roll(z, 3, 0), np.roll(mine, 3, 0))
+
+    simulate(2, program)
 
 
 def test_concat_takes_the_layout_for_which_least_has_to_move() -> None:
