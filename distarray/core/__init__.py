@@ -123,6 +123,7 @@ from distarray.core.families._moments import (
     moments,
     moments_beside_nan,
     state_dtype,
+    sum_of_squares,
 )
 from distarray.core.families._reductions import (
     ABSENT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import distarray as da
 from distarray.comm import CommLog
+from distarray.comm.shared_memory import _arena
 from distarray.errors import (
     ArgumentError,
     AxisError,
@@ -409,3 +411,31 @@ def test_partial_matrices_are_reduced_first() -> None:
         agrees(da.linalg.inv(x), np.eye(3) / 4)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c16", "g"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_norm_of_a_large_block_takes_no_memory(
+    dtype: str, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, take = [], _arena.take
+    monkeypatch.setattr(_arena, "take", lambda n: (taken.append(n), take(n))[1])
+    values = np.random.default_rng(2).random((300, 701)).astype(dtype)
+    values *= 1 - 2j if dtype == "c16" else 1
+    x = da.asarray(values, device="cpu")
+    x = x.T if turned else x
+    da.linalg.norm(x)  # what is kept for the layout is made
+    taken.clear()
+    tracemalloc.start()
+    found = float(da.linalg.norm(x))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_allclose(found, float(np.linalg.norm(values)))
+    assert not taken
+    assert peak < values.nbytes / 4  # NumPy's buffers, and Python's objects
+
+
+def test_norm_of_infinities_is_infinite() -> None:
+    values = np.ones(20000, complex)
+    values[7] = np.inf
+    assert float(da.linalg.norm(da.asarray(values))) == np.inf

@@ -147,7 +147,7 @@ def moments_beside_nan(block: Buffer, dtype: Any) -> Iterator[tuple[Any, Any, An
         np.subtract(items, mean, out=items)
         np.copyto(items, 0, where=missing)
         rest = np.add.reduce(items)
-        yield count, mean, _sum_of_squares(items), rest
+        yield count, mean, sum_of_squares(items), rest
 
 
 def _on_device(block: Buffer, axes: tuple[int, ...], dtype: Any) -> Moments:
@@ -208,7 +208,7 @@ def _piece(piece: Buffer, dtype: Any, scratch: Buffer) -> tuple[Any, Any, Any]:
     mean = dtype.type(np.add.reduce(piece, dtype=dtype) / piece.size)
     deviation = np.subtract(piece, mean, out=scratch, dtype=dtype)
     rest = np.add.reduce(deviation)
-    return mean, _sum_of_squares(deviation), rest
+    return mean, sum_of_squares(deviation), rest
 
 
 def _tile(
@@ -230,7 +230,7 @@ def _tile(
     return Moments(count, mean, np.add.reduce(squares, axis=axes, keepdims=True), rest)
 
 
-def _sum_of_squares(line: Buffer) -> Any:
+def sum_of_squares(line: Buffer) -> Any:
     """Return the sum of squares of a line, which may be overwritten.
 
     Dot products add up in a few lanes: quick, and in double precision accurate enough in rows this

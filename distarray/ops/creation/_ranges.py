@@ -154,11 +154,12 @@ def _count_from(head: Buffer, start: int, stop: int) -> Buffer:
     with np.errstate(over="ignore", invalid="ignore") if inexact else nullcontext():
         step = wide[1] - wide[0] if len(head) > 1 and head.dtype.kind != "b" else None
         for part, index in pieces(block, start):
-            line = index.astype(wide.dtype)
-            if step is not None:
+            line = index.astype(wide.dtype, copy=False)  # made for this piece alone
+            if step is None:
+                part[...] = line
+            else:
                 line *= step
-                line += wide[0]
-            part[...] = line
+                np.add(line, wide[0], out=part, casting="unsafe")
     for i in range(start, min(stop, len(head))):
         block[i - start] = head[i]
     return block
