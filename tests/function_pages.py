@@ -1,9 +1,10 @@
 """The page of all functions, measured: ``python -m tests.function_pages [--check]``.
 
 Each function is called, as `tests/ops/test_every_row.py` calls it, on four simulated ranks with an
-array of 32 KiB in each placement, and with one of 2 MiB that is cut. What its result's placements
-are, what the ranks send, and what memory they need goes into `distarray/_functions.json`, which
-``python -m distarray port`` reads, and from there into `docs/functions.md`.
+array of 32 KiB (or what a note says) in each placement, and with one of 2 MiB that is cut. What its
+result's placements are, what the ranks send, and what memory they need goes into
+`distarray/_functions.json`, which ``python -m distarray port`` reads, and from there into
+`docs/functions.md`.
 `tests/test_function_pages.py` says when they are to be made anew.
 """
 
@@ -37,7 +38,6 @@ PAGE = ROOT / "docs" / "functions.md"
 
 RANKS = 4
 SIDE = 64
-BYTES = SIDE * SIDE * 8
 LARGE_SIDES = 512, 256
 """Of the array of which memory is measured; the second where a function refuses the first."""
 SLACK = 0.1
@@ -124,6 +124,7 @@ _FACTORIZED = (
 )
 _SAMPLES = "of 1024 samples of 4 variables, rowvar=False; where variables are cut, items travel"
 _POINTS = "among points that every process has; where these are cut, about a block is sent"
+_SELECTED = "of 1024 x 1024 numbers, 8 MiB; those of 32 KiB at most are gathered"
 NOTES = {
     **{
         f"linalg.{name}": _FACTORIZED
@@ -131,6 +132,9 @@ NOTES = {
     },
     **dict.fromkeys(("corrcoef", "cov"), _SAMPLES),
     **dict.fromkeys(("interp", "searchsorted"), _POINTS),
+    **dict.fromkeys(
+        ("median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile"), _SELECTED
+    ),
 }
 """Of what functions were measured, where that makes a difference."""
 
@@ -156,11 +160,12 @@ def measure(name: str, known: str | None = None) -> dict[str, Any]:
     What takes none of the calls that are tried says nothing. A `known` scratch memory is believed.
     """
     note = NOTES.get(name, "")
+    side = 1024 if note == _SELECTED else SIDE
     for dtype in ("f8", "i8", "?", "M8[s]"):
         for shape in [TALL] if note in {_FACTORIZED, _SAMPLES} else [(), (-1,)]:
             for call in calls(name):
                 with contextlib.suppress(DistArrayError, TypeError, ValueError, IndexError):
-                    told = run(call, values(dtype, shape))
+                    told = run(call, values(dtype, shape, side))
                     if known is None:
                         known = scratch(call, dtype, shape)
                     return {**told, "scratch": known} | ({"note": note} if note else {})
@@ -193,10 +198,11 @@ def run(call: Callable[[Any], Any], value: np.ndarray) -> dict[str, Any]:
         }
         for name in results
     }
+    nbytes = 8 * value.size
     most = max(sum(rank["S(0)"][1].values()) for rank in of_ranks)
-    if sent["S(0)"].get("all_gather", 0) >= BYTES * (RANKS - 1) // RANKS:
+    if sent["S(0)"].get("all_gather", 0) >= nbytes * (RANKS - 1) // RANKS:
         kind = "gathers"
-    elif most > BYTES // RANKS // 2:
+    elif most > nbytes // RANKS // 2:
         kind = "items"
     else:
         kind = "states" if most else "nothing"
@@ -253,8 +259,7 @@ defaults: reductions are over all axes.
   ones). *value*: no array.
 - **sends**: what an array cut along its first axis makes the ranks send: *nothing*, small *states*,
   *items* (about a block of each rank), or it *gathers* the array on every rank. In brackets the
-  bytes that the busiest rank receives, by collective. `median`, `percentile`, `quantile` and their
-  nan versions gather arrays as small as this one only: of larger ones they send states.
+  bytes that the busiest rank receives, by collective.
 - **scratch**: the memory that a rank needs meanwhile beside the array, cut along its first axis,
   and the result. In blocks of the array, or of the result where that is larger, rounded up to
   halves; the whole array has 4. Buffers of messages count, work space inside of LAPACK does not. Of

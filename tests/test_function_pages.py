@@ -10,6 +10,7 @@ import pytest
 import distarray as da
 from distarray import _port, fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.core.families._registry import public
+from distarray.ops.sorting._exchange import GATHERED_BYTES
 from tests import function_pages, peak_memory
 from tests.ops.test_every_row import TOLD
 
@@ -39,6 +40,16 @@ def test_what_is_measured_is_right_where_it_is_known():
     assert {costs[name] for name in ("add", "sqrt", "sum", "max", "where", "astype")} == {"nothing"}
     assert {costs[name] for name in ("var", "argmax", "cumulative_sum")} == {"states"}
     assert costs["matmul"] == "gathers"
+
+
+@pytest.mark.parametrize("name", ["median", "percentile", "quantile"])
+def test_quantiles_send_states_and_gather_what_is_small_alone(name):
+    call = next(function_pages.calls(name))
+    few, more = (np.arange(items * 1.0) for items in (GATHERED_BYTES // 8, 1 << 20))
+    assert function_pages.run(call, few)["sends"] == "gathers"
+    for one in (name, f"nan{name}"):
+        assert _port.costs()[one] == function_pages.run(call, more)["sends"] == "states"
+        assert f"{GATHERED_BYTES // 1024} KiB" in _port._spelled(one)
 
 
 @pytest.mark.parametrize(
