@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from distarray.layout import box as boxes
 from distarray.ops.creation._filled import build, target_layout
 from distarray.ops.elementwise._arithmetic import power
 from distarray.ops.elementwise._rounding import astype
+from distarray.ops.families._values import ErrorsOfNumPy
 from distarray.typing import Box, Buffer
 
 PIECE = 32 * 1024
@@ -30,17 +32,25 @@ _INTEGER = np.dtype(np.int_)
 _WIDE = 1 << (8 * _INTEGER.itemsize - 1)
 _FEW = 4096
 """Items that NumPy counts by itself, in memory of its own."""
+_DATES = (np.datetime64, date)
+_DURATIONS = (np.timedelta64, timedelta)
 _REAL = (int, float, np.integer, np.floating, np.bool_)
 
 
+def _item(function: str, name: str, value: Any) -> Any:
+    """Return the item of an array of one, and anything else as it is."""
+    if not isinstance(value, (BaseArray, np.ndarray)):
+        return value
+    if value.ndim:
+        raise ArgumentTypeError(
+            f"{function} got {name} with shape {tuple(value.shape)}; it must be one number"
+        )
+    return np.asarray(value)[()]
+
+
 def _number(function: str, name: str, value: Any) -> Any:
-    if isinstance(value, (BaseArray, np.ndarray)):
-        if value.ndim:
-            raise ArgumentTypeError(
-                f"{function} got {name} with shape {tuple(value.shape)}; it must be one number"
-            )
-        value = np.asarray(value)[()]
-    if not isinstance(value, _REAL):
+    value = _item(function, name, value)
+    if not isinstance(value, _REAL) or isinstance(value, np.timedelta64):
         raise ArgumentTypeError(
             f"{function} got {name}={value!r} of type {type(value).__name__}; it must be a real "
             "number"
@@ -63,14 +73,14 @@ def arange(
 
     Parameters
     ----------
-    start : number
+    start : number, date or duration
         First value; the end if `stop` is left out, and the first is then 0.
-    stop : number, optional
-        End of the interval, not included.
-    step : number
+    stop : number, date or duration, optional
+        End of the interval, not included. After a date a number or duration is the distance to it.
+    step : number or duration
         Distance of neighbours; not 0.
     dtype : data type, optional
-        Default: NumPy's for these numbers.
+        Default: NumPy's for these numbers. Of dates it lets text stand for them.
     device, mesh, placements
         As for `empty`.
 
@@ -89,7 +99,19 @@ def arange(
     >>> import distarray as da
     >>> print(da.arange(5), da.arange(1, 8, 3))
     [0 1 2 3 4] [1 4 7]
+    >>> print(da.arange("2024-02-28", "2024-03-02", dtype="datetime64[D]"))
+    ['2024-02-28' '2024-02-29' '2024-03-01']
     """
+    start, stop, step = (
+        _item("arange", name, one)
+        for name, one in (("start", start), ("stop", stop), ("step", step))
+    )
+    timed = _time_dtype(start, stop, step, dtype)
+    if timed is not None:
+        kind, times = _times(timed, start, stop, step)
+        head = np.asarray(times[:2], np.int64)
+        layout = target_layout((len(times),), mesh, placements, device)
+        return build(layout, kind, lambda box: _count_from(head, *box[0]).astype(kind, copy=False))
     if stop is None:
         start, stop = 0, start
     first = _number("arange", "start", start)
@@ -116,6 +138,55 @@ def _range_dtype(*values: Any) -> np.dtype[Any]:
     if {*map(type, values)} == {int} and min(values) > -_WIDE and max(values) < _WIDE:
         return _INTEGER
     return np.result_type(np.int_, np.asarray(values).dtype)
+
+
+def _time_dtype(start: Any, stop: Any, step: Any, dtype: Any) -> np.dtype[Any] | None:
+    """Return the dtype of a range of dates or durations, maybe without a unit; None of numbers."""
+    if dtype is not None:
+        found = normalize_dtype(dtype)
+        return found if found.kind in "mM" else None
+    if isinstance(start, _DATES) or isinstance(stop, _DATES):
+        return np.dtype("M8")
+    return (
+        np.dtype("m8") if any(isinstance(one, _DURATIONS) for one in (start, stop, step)) else None
+    )
+
+
+def _times(kind: np.dtype[Any], start: Any, stop: Any, step: Any) -> tuple[np.dtype[Any], range]:
+    """Return the dtype of a range of dates or durations, with its unit, and the range in it."""
+    if kind.kind == "M" and stop is None:
+        raise ArgumentTypeError(f"arange({start}) of {kind}: dates have start and stop")
+    if stop is None:
+        start, stop = 0, start
+    apart = kind.kind == "M" and (_is_whole(stop) or isinstance(stop, _DURATIONS))
+    duration = np.dtype("m8")
+    times = []
+    with ErrorsOfNumPy("arange"):
+        for one, own in (start, kind), (stop, duration if apart else kind), (step, duration):
+            if isinstance(one, _DATES if own.kind == "m" else _DURATIONS):
+                raise ArgumentTypeError(
+                    f"arange({start}, {stop}, {step}) of {kind} takes no {one!r}"
+                )
+            times.append(int(one) if own.kind == "m" and _is_whole(one) else np.asarray(one, own))
+        arrays = [one for one in times if isinstance(one, np.ndarray)]
+        if np.datetime_data(kind)[0] == "generic":
+            kind = np.result_type(kind, *arrays)
+        duration = np.dtype(kind.str.replace("M8", "m8"))
+        for i, one in enumerate(times):
+            if isinstance(one, np.ndarray):
+                own = kind if one.dtype.kind == "M" else duration
+                times[i] = int(one.astype(own, casting="same_kind").astype(np.int64))
+    first, last, by = times
+    if not by or any(map(np.isnat, arrays)):
+        raise ArgumentError(
+            f"arange({start}, {stop}, {step}) of {kind} has NaT, or step 0; pass others"
+        )
+    return kind, range(first, first + last if apart else last, by)
+
+
+def _is_whole(value: Any) -> bool:
+    """Tell whether something counts units; NumPy's durations are integers of its as well."""
+    return isinstance(value, (int, np.integer, np.bool_)) and not isinstance(value, np.timedelta64)
 
 
 def _length(start: Any, stop: Any, step: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,53 @@ def test_arange_finds_numpys_dtype_and_length(numbers: tuple[Any, ...]) -> None:
     on_ranks(lambda: bitwise(arange(*numbers), np.arange(*numbers)))
 
 
+DATE, TIME = np.datetime64, np.timedelta64
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ((DATE("2020-02-27"), DATE("2020-03-05")), None),
+        ((DATE("2020-02-27"), 5), None),
+        ((DATE("2020-03-05"), -7, -2), None),
+        ((DATE("2020-02-27"), TIME(30, "h"), 7), None),
+        ((DATE("2020-01"), DATE("2020-03-01"), TIME(1, "D")), None),
+        ((DATE("2019-01"), DATE("2024-06"), TIME(1, "Y")), None),
+        ((DATE("2020-01-01T00:00:00.000000000"), 10**9 + 1, 10**8), None),
+        ((date(2020, 1, 1), datetime(2020, 1, 2), timedelta(hours=5)), None),
+        (("2020-02-27", "2020-03-05"), "M8[D]"),
+        ((DATE("2020-02-27"), DATE("2020-02-28")), "M8[h]"),
+        ((3, 9), "M8[s]"),
+        ((TIME(7, "s"),), None),
+        ((1, TIME(1, "m"), TIME(7, "s")), None),
+        ((7,), "m8[ms]"),
+        ((DATE("2020"), DATE("2020")), None),
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_arange_of_dates_is_numpys(numbers: tuple[Any, ...], dtype: Any, parts: int) -> None:
+    expected = np.arange(*numbers, dtype=dtype)
+
+    def program() -> None:
+        with CommLog() as log:
+            x = arange(*numbers, dtype=dtype, mesh=init_device_mesh((parts,)))
+        assert log.count() == 0
+        bitwise(x, expected)
+
+    on_ranks(program)
+
+
+def test_arange_goes_between_items_of_arrays_of_dates() -> None:
+    dates = np.arange(DATE("2020-02-27"), 9)
+
+    def program() -> None:
+        x = asarray(dates)
+        bitwise(arange(x[1], x[7], np.array(2)), dates[1:7:2])
+
+    on_ranks(program)
+
+
 @given(
     rows=st.integers(0, 9),
     columns=st.none() | st.integers(0, 9),
@@ -284,6 +332,14 @@ def test_process_outside_the_mesh_holds_an_empty_block() -> None:
         (lambda: arange(0, float("inf")), ArgumentError),
         (lambda: arange("a"), ArgumentTypeError),
         (lambda: arange(5, dtype=bool), DTypeError),
+        (lambda: arange(DATE("2020")), ArgumentTypeError),
+        (lambda: arange(DATE("2020"), DATE("NaT")), ArgumentError),
+        (lambda: arange(DATE("2020"), DATE("2024"), 0), ArgumentError),
+        (lambda: arange(DATE("2020"), DATE("2024"), 0.5), ArgumentError),
+        (lambda: arange(DATE("2020-01-01"), 9, TIME(1, "M")), ArgumentTypeError),
+        (lambda: arange(TIME(3, "D"), DATE("2020-01-01")), ArgumentTypeError),
+        (lambda: arange(0, TIME(3, "D"), dtype=int), ArgumentTypeError),
+        (lambda: arange(1, 5, dtype="M8"), ArgumentError),
         (lambda: linspace(0, 1, -1), ArgumentError),
         (lambda: linspace([0, 1], 1), ArgumentTypeError),
         (lambda: linspace(0, 1, 2.5), ArgumentTypeError),
