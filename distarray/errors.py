@@ -26,10 +26,17 @@ class ShapeError(DistArrayError, ValueError):
 
 
 class AxisError(DistArrayError, np.exceptions.AxisError):
-    """An array axis out of range, or named twice."""
+    """An array axis out of range, or named twice.
+
+    Of one out of range `axis` and `ndim` tell which of how many, as NumPy's do.
+    """
+
+    def __init__(self, text: str, axis: int | None = None, ndim: int | None = None) -> None:
+        super().__init__(text)
+        self.axis, self.ndim = axis, ndim
 
     def __str__(self) -> str:
-        return Exception.__str__(self)  # NumPy's keeps the text that it was made with
+        return str(self.args[0])  # NumPy's keeps the text that it was made with, or makes one
 
 
 class IndexingError(DistArrayError, IndexError):

@@ -23,6 +23,31 @@ def test_errors_are_the_same_after_pickling(kind: Any) -> None:
         assert str(found) == "some words"
 
 
+AXES = {
+    "one": lambda xp, x: xp.sum(x, axis=4),
+    "from the last": lambda xp, x: xp.sort(x, axis=-3),
+    "one of several": lambda xp, x: xp.mean(x, axis=(0, 2)),
+    "of no axes": lambda xp, x: xp.max(x[0, 0], axis=1),
+    "of the result": lambda xp, x: xp.expand_dims(x, 3),
+    "of the second": lambda xp, x: xp.cross(x, x, axisb=2),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_an_axis_out_of_range_is_told_as_by_numpy(name: str) -> None:
+    with pytest.raises(np.exceptions.AxisError) as expected:
+        AXES[name](np, np.ones((3, 3)))
+
+    def program() -> None:
+        with pytest.raises(da.errors.AxisError) as caught:
+            AXES[name](da, da.ones((3, 3)))
+        found = pickle.loads(pickle.dumps(caught.value))
+        assert (found.axis, found.ndim) == (expected.value.axis, expected.value.ndim)
+        assert str(found) == str(caught.value)
+
+    simulate(2, program)
+
+
 CALLS = {
     "axis out of range": lambda xp, x: xp.sum(x, axis=4),
     "axis named twice": lambda xp, x: xp.transpose(x, (0, 0)),

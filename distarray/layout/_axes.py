@@ -52,7 +52,8 @@ def normalize_axes(axes: Any, ndim: int) -> tuple[int, ...]:
     for axis in listed:
         if not -ndim <= axis < ndim:
             limits = f"use {-ndim} to {ndim - 1}" if ndim else "it has none"
-            raise AxisError(f"axis {axis} of an array with {ndim} axes is out of range; {limits}")
+            text = f"axis {axis} of an array with {ndim} axes is out of range; {limits}"
+            raise AxisError(text, axis, ndim)
         if axis % ndim in found:
             raise AxisError(f"axes {listed} name axis {axis % ndim} twice (of {ndim} axes)")
         found.append(axis % ndim)

@@ -279,7 +279,8 @@ def _resolve_axis(placement: Placement, ndim: int) -> Placement:
         remedy = (
             f"use an axis from {-ndim} to {ndim - 1}" if ndim else "place a 0-d array by Replicate"
         )
-        raise AxisError(f"{placement!r} of an array with {ndim} axes: {remedy}")
+        text = f"{placement!r} of an array with {ndim} axes: {remedy}"
+        raise AxisError(text, placement.axis, ndim)
     return Shard(placement.axis + ndim)
 
 

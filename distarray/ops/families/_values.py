@@ -102,7 +102,7 @@ class ErrorsOfNumPy:
             return
         text = f"{self._name}: {error}"
         if isinstance(error, np.exceptions.AxisError):
-            raise AxisError(text) from error
+            raise AxisError(text, error.axis, error.ndim) from error
         if isinstance(error, IndexError):
             raise IndexingError(text) from error
         if isinstance(error, ValueError | OverflowError):

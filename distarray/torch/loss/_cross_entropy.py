@@ -220,7 +220,8 @@ def class_axis(logits: torch.Tensor, axis: int | None) -> int:
     if axis is None:
         return 1 if logits.ndim > 1 else 0
     if not -logits.ndim <= axis < logits.ndim:
-        raise AxisError(f"axis={axis} of logits with {logits.ndim} axes, {tuple(logits.shape)}")
+        text = f"axis={axis} of logits with {logits.ndim} axes, {tuple(logits.shape)}"
+        raise AxisError(text, axis, logits.ndim)
     return axis % logits.ndim
 
 

@@ -124,7 +124,9 @@ class SequenceParallel(ParallelStyle):
         if not -x.ndim <= self.sequence_dim < x.ndim:
             raise AxisError(
                 f"sequence_dim={self.sequence_dim}, but its input of shape {tuple(x.shape)} has "
-                f"{x.ndim} axes"
+                f"{x.ndim} axes",
+                self.sequence_dim,
+                x.ndim,
             )
         return check_axis(module, self.sequence_dim % x.ndim, x.ndim)
 
