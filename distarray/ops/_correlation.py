@@ -77,7 +77,7 @@ def average(
     ShapeError
         If the weights do not fit the axes.
     ZeroWeightError
-        If weights add up to zero, on every rank alike.
+        If weights add up to zero, on every rank of the mesh alike.
 
     Notes
     -----
@@ -108,7 +108,8 @@ def average(
         scale = without_partial(
             "average", sum_of(weights, axis=axis, dtype=dtype, keepdims=keepdims)
         )
-        if any_of(equal(scale, 0)):
+        is_outside = isinstance(scale, BaseArray) and scale._layout.mesh.coordinate is None
+        if not is_outside and any_of(equal(scale, 0)):
             raise ZeroWeightError("average: weights sum to zero, and cannot be normalized")
         total = sum_of(multiply(x, weights, dtype=dtype), axis=axis, keepdims=keepdims)
         result = divide(total, scale)

@@ -40,6 +40,7 @@ from distarray.ops.creation._ranges import arange
 from distarray.ops.elementwise._arithmetic import subtract
 from distarray.ops.elementwise._logic import greater_equal, less_equal
 from distarray.ops.indexing._items import getitem
+from distarray.ops.indexing._masks import outside
 from distarray.ops.indexing._places import nonzero
 from distarray.ops.manipulation._joining import unstack
 from distarray.typing import Buffer, Shape
@@ -242,8 +243,18 @@ def _triangle(
     diagonal = check_integer(name, "k", k)
     row = getitem(arange(rows, mesh=mesh), (slice(None), None))
     column = arange(columns, mesh=mesh)
-    first, second = nonzero(compare(subtract(column, row), diagonal))
-    return first, second
+    apart = subtract(column, row)
+    if apart._layout.mesh.coordinate is not None:
+        first, second = nonzero(compare(apart, diagonal))
+        return first, second
+
+    def length(start: int, stop: int) -> int:
+        last = np.arange(start, stop) + diagonal
+        if compare is less_equal:
+            return int(np.clip(last + 1, 0, columns).sum())
+        return int((columns - np.clip(last, 0, columns)).sum())
+
+    return outside(apart, 0, 2, length), outside(apart, 0, 2, length)
 
 
 def _triangle_of(name: str, x: Any, k: Any, compare: Callable[..., Any]) -> tuple[Any, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -19,6 +21,7 @@ from distarray.errors import ArgumentTypeError, IndexingError, ShapeError
 from distarray.layout import normalize_axis
 from distarray.ops.creation._filled import empty_like, ones, zeros_like
 from distarray.ops.indexing._items import getitem, setitem
+from distarray.ops.indexing._masks import outside
 from distarray.ops.manipulation._joining import concat_as, resize_axis, tile
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.manipulation._shape import moveaxis
@@ -105,8 +108,29 @@ def delete(x: Any, /, obj: Any, axis: int | None = None) -> Any:
             f"delete got booleans of shape {where.shape}; axis {along} of length {x.shape[along]} "
             "takes one for each place"
         )
+    if not isinstance(where, (slice, BaseArray)) and where.dtype != np.bool_:
+        _check_places("delete", where, x.shape[along], along)
     setitem(kept, where, False)
+    if x._layout.mesh.coordinate is None and not isinstance(where, BaseArray):
+        return outside(x, along, 1, _left_by(where, x.shape[along]), kept._layout)
     return getitem(x, (*(slice(None),) * along, kept))
+
+
+def _left_by(where: Any, size: int) -> Callable[[int, int], int]:
+    """Return what tells how many places of an axis between two are not among those given."""
+    gone: Sequence[int] | np.ndarray
+    if isinstance(where, slice):
+        given = range(size)[where]
+        gone = given if given.step > 0 else given[::-1]
+    elif where.dtype == np.bool_:
+        gone = np.flatnonzero(where)
+    else:
+        gone = np.unique(where.astype(np.int64) % size)
+
+    def left(start: int, stop: int) -> int:
+        return stop - start - bisect_left(gone, stop) + bisect_left(gone, start)
+
+    return left
 
 
 @register
@@ -203,13 +227,18 @@ def _numbers(places: np.ndarray, size: int, along: int) -> np.ndarray:
     if mask:
         places = np.flatnonzero(places)
     several = places.reshape(-1).astype(np.int64, copy=False)
-    wrong = several[(several < -size) | (several > size)]
+    _check_places("insert", several, size, along, end=1)
+    return np.where(several < 0, several + size, several)
+
+
+def _check_places(name: str, places: np.ndarray, size: int, along: int, end: int = 0) -> None:
+    """Refuse integers that are no places of an axis, after whose last `end` more are there."""
+    wrong = places[(places < -size) | (places >= size + end)]
     if wrong.size:
         raise IndexingError(
-            f"insert got place {wrong[0]} for axis {along} of length {size}; it must be from "
-            f"{-size} to {size}"
+            f"{name} got place {wrong[0]} for axis {along} of length {size}; it must be from "
+            f"{-size} to {size + end - 1}"
         )
-    return np.where(several < 0, several + size, several)
 
 
 @register

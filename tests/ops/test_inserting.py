@@ -67,3 +67,50 @@ def test_what_is_no_place_is_refused(where: Any, error: Any) -> None:
                 da.delete(x, mask)
 
     on_ranks(program)
+
+
+VALUES = np.arange(42.0).reshape(7, 6)
+KNOWN = {
+    "a slice": lambda xp, x: xp.delete(x, slice(None, None, 2), 0),
+    "a slice backwards": lambda xp, x: xp.delete(x, slice(5, None, -2), 0),
+    "no slice": lambda xp, x: xp.delete(x, slice(3, 1), 1),
+    "places": lambda xp, x: xp.delete(x, [0, -1, 3, 3], 1),
+    "bytes": lambda xp, x: xp.delete(x, np.array([3, 1], np.int8), 0),
+    "booleans": lambda xp, x: xp.delete(x, VALUES[:, 0] > 10, 0),
+    "flat": lambda xp, x: xp.delete(x, 3),
+    "a mask of items": lambda xp, x: x[VALUES > 7],
+    "a mask among others": lambda xp, x: x[1:, VALUES[0] > 2],
+    "compress": lambda xp, x: xp.compress([True, False, True], x, axis=0),
+    "below": lambda xp, x: xp.tril_indices_from(x, 1)[0],
+    "above": lambda xp, x: xp.triu_indices_from(x, -2)[1],
+    "above all": lambda xp, x: xp.triu_indices_from(x, 9)[0],
+    "average": lambda xp, x: xp.average(x, axis=0, weights=VALUES, returned=True)[1],
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(
+    "placement", [da.Shard(0), da.Shard(1), da.Replicate(), da.Partial()], ids=str
+)
+def test_processes_outside_know_layouts_that_follow_from_arguments(
+    name: str, placement: Any
+) -> None:
+    expected = KNOWN[name](np, VALUES)
+
+    def program() -> Any:
+        mesh = da.DeviceMesh([2, 0])
+        result = KNOWN[name](da, da.distribute_array(VALUES, mesh, [placement], src=None))
+        agrees(result, expected)
+        return result.placements, result.layout.boundaries
+
+    inside, outside, same, *_ = on_ranks(program)
+    assert inside == outside == same
+
+
+def test_a_place_out_of_range_is_refused_outside_as_well() -> None:
+    def program() -> None:
+        x = da.distribute_array(VALUES, da.DeviceMesh([2, 0]), [da.Shard(0)], src=None)
+        with pytest.raises(IndexingError, match="delete got place 9"):
+            da.delete(x, [1, 9], 0)
+
+    on_ranks(program)

@@ -9,6 +9,7 @@ then the array, or a block of values as large, is first cut along the first of t
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -117,7 +118,32 @@ def select_by_mask(x: Any, mask: Any, axis: int) -> Any:
     """Return the items of `x` where a mask of its axes from `axis` on is true; see `getitem`."""
     if isinstance(x, BaseArray) and isinstance(mask, BaseArray):
         mask = bring(x, mask)
+    elif isinstance(x, BaseArray) and x._layout.mesh.coordinate is None:
+        return outside(x, axis, mask.ndim, lambda start, stop: np.count_nonzero(mask[start:stop]))
     return run(_select, (x, mask), axis)
+
+
+def outside(
+    x: Any,
+    axis: int,
+    count: int,
+    length_of: Callable[[int, int], Any],
+    like: Layout | None = None,
+) -> Any:
+    """Return what a process outside of the mesh of `x` has of the items that a mask selects.
+
+    Parameters
+    ----------
+    x, axis, count, like
+        As of `cut_first_alone`.
+    length_of : callable
+        Returns how many are selected between two places along the first masked axis, which here
+        every process knows.
+    """
+    source = cut_first_alone(x._layout, axis, count, like)
+    lengths = [int(length_of(*ends)) for ends in pairwise(source.partition(axis).offsets)]
+    layout = counted(merged_layout(source, axis, count), axis, lengths)
+    return x._new(empty_block(layout, x._local.dtype), layout)
 
 
 def _spec(_: Op, call: Call) -> Layouts:
