@@ -48,6 +48,16 @@ def test_an_axis_out_of_range_is_told_as_by_numpy(name: str) -> None:
     simulate(2, program)
 
 
+@pytest.mark.parametrize("name", ["sum", "max", "any", "mean", "argmin", "cumsum", "squeeze"])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_an_array_without_axes_has_no_first_axis(name: str, axis: int) -> None:
+    def program() -> None:
+        with pytest.raises(da.errors.AxisError, match="it has none"):
+            getattr(da, name)(da.asarray(3.0), axis=axis)
+
+    simulate(2, program)
+
+
 CALLS = {
     "axis out of range": lambda xp, x: xp.sum(x, axis=4),
     "axis named twice": lambda xp, x: xp.transpose(x, (0, 0)),

@@ -138,21 +138,27 @@ class _Quantiles:
         previous, following = items_at(both.reshape(-1)).reshape(both.shape)
         return np.asarray(interpolate(previous, following, places, self.weak))
 
-    def result_dtype(self, dtype: np.dtype[Any], weighted: bool, keepdims: bool) -> np.dtype[Any]:
-        """Return the dtype of quantiles of items of a dtype, which NumPy finds by computing one.
+    def result_dtype(
+        self, dtype: np.dtype[Any], weighted: bool, keepdims: bool, ndim: int, axes: Sequence[int]
+    ) -> np.dtype[Any]:
+        """Return the dtype of quantiles over axes, which NumPy finds by computing one.
 
         Raises
         ------
         DTypeError
             If there are none of such items.
         """
-        key = self.name, self.method, self.asked, self.weak, dtype, weighted, keepdims
+        if dtype.isnative:  # else arrays keep the order of the bytes, and numbers do not
+            ndim, axes = 1, (0,)
+        key = self.name, self.method, self.asked, self.weak, dtype, weighted, keepdims, ndim, axes
         found = _dtypes[key]
         if found is None:
-            extra = {"weights": np.ones(1)} if weighted else {}
+            one, extra = np.zeros((1,) * ndim, dtype), {}
+            if weighted:
+                extra["weights"] = np.ones(one.shape)
             try:
                 with ErrorsOfNumPy(self.name), np.errstate(all="ignore"):
-                    tried = self.of_lines(np.zeros(1, dtype), axis=0, keepdims=keepdims, **extra)
+                    tried = self.of_lines(one, axis=axes, keepdims=keepdims, **extra)
             except ArgumentTypeError as error:
                 raise DTypeError(f"{self.name} of {dtype}: {error}; convert with astype") from error
             found = np.asarray(tried).dtype
@@ -460,7 +466,7 @@ def _run(
         if out is not None:
             check_fits(name, out, result.shape, result.dtype)
         return write_out(name, out, result)
-    dtype = wanted.result_dtype(a.dtype, weights is not None, bool(keepdims))
+    dtype = wanted.result_dtype(a.dtype, weights is not None, bool(keepdims), a.ndim, axes)
     if out is not None:
         kept = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
         check_fits(name, out, (*wanted.shape, *kept), dtype)

@@ -419,3 +419,25 @@ def test_quantiles_beside_nan_of_nothing_have_no_places(keepdims: bool) -> None:
 
     with pytest.warns(RuntimeWarning, match="empty slice"):
         on_ranks(program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("dtype", [">f8", ">f2", ">i4", ">M8[s]"])
+@pytest.mark.parametrize("method", ["nearest", "lower", "linear"])
+@pytest.mark.parametrize(
+    "axes",
+    [{}, {"axis": 0}, {"axis": -1, "keepdims": True}, {"axis": (0, 1)}],
+    ids=str,
+)
+@pytest.mark.parametrize("q", [0.3, [0.1, 0.8]], ids=str)
+def test_items_in_another_order_of_bytes_give_numpys_dtype(
+    dtype: str, method: str, axes: Any, q: Any
+) -> None:
+    values = np.random.default_rng(1).integers(0, 99, (60, 5)).astype(dtype)
+    expected = np.quantile(values, q, method=method, **axes)
+
+    def program() -> None:
+        x = da.asarray(values)
+        agrees(da.quantile(x, q, method=method, **axes), expected)
+
+    on_ranks(program)
