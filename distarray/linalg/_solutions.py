@@ -374,6 +374,10 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     largest = float(max(s, initial=0))
     if math.isnan(largest):  # as infinities leave without an error
         raise LinAlgError("lstsq: SVD did not converge; NaN or infinities are among the items")
+    if math.isinf(largest):  # of both, scaled alike, the solution is the same
+        unit = 2.0**-512
+        x, residuals, rank, s = lstsq(a * unit, b * unit, rcond)
+        return x, residuals / unit / unit, rank, s / unit
     kept = s > cutoff * largest
     rank = int(sum(kept))
     right = b if b.ndim == 2 else b[:, None]

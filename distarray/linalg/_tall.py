@@ -25,6 +25,7 @@ one process finds for all. Peak memory: the block and that of the factor, and 4 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod, sqrt
@@ -155,7 +156,7 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
         comm.agree(number, step)
         found = _by_cholesky(comm, rows, dtype, largest, has_columns) if is_long else None
         if found is None:
-            q, r = np.linalg.qr(rows) if has_columns else (rows, _triangle(rows))
+            q, r = _factorize(rows, has_columns)
             inner, r = _join(comm, r, heights, has_columns)
         else:
             (q, r), inner = found, None
@@ -193,7 +194,7 @@ def _join(
             comm.recv(other, child)
             stack = np.concatenate([r, other], axis=-2)
             above = r.shape[-2]
-            q, r = np.linalg.qr(stack) if has_columns else (stack[..., :0, :], _triangle(stack))
+            q, r = _factorize(stack, has_columns)
             joined.append((child, q[..., :above, :], q[..., above:, :]))
         step *= 2
     if comm.rank:
@@ -300,9 +301,31 @@ def _choose(products: np.ndarray, terms: int, may_shift: bool) -> np.ndarray:
     return told
 
 
-def _triangle(x: np.ndarray) -> np.ndarray:
-    found: Any = np.linalg.qr(x, "r")
-    return found
+def _factorize(rows: np.ndarray, has_columns: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factor, without `has_columns` no rows of it, and the triangle of a matrix.
+
+    LAPACK adds a column's norm to one of its items, which may overflow where neither does, and
+    leaves few digits to subnormal numbers. Such a matrix is scaled by a power of two before.
+    """
+
+    def found(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if has_columns:
+            return np.linalg.qr(x)
+        triangle: Any = np.linalg.qr(x, "r")
+        return x[..., :0, :], triangle
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        q, r = found(rows)
+    finfo = np.finfo(r.dtype)
+    size = float(abs(r).max(initial=0))
+    if finfo.tiny / finfo.eps < size < finfo.max * finfo.eps or not rows.size:
+        return q, r
+    largest = float(max(abs(rows.real).max(), abs(rows.imag).max()))
+    if not 0 < largest < math.inf:
+        return q, r
+    exponent = min(max(-math.frexp(largest)[1], finfo.minexp), -finfo.minexp)
+    q, r = found(rows * finfo.dtype.type(2.0) ** exponent)
+    return q, r * finfo.dtype.type(2.0) ** -exponent
 
 
 def _on(block: Buffer, *results: np.ndarray) -> Any:

@@ -56,6 +56,45 @@ def test_factors_multiply_to_the_matrix_and_have_orthonormal_columns(data: Any) 
     on_ranks(program)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.float32])
+def test_columns_nearly_of_the_largest_length_are_factorized_as_others(dtype: Any) -> None:
+    rng, finfo = np.random.default_rng(0), np.finfo(dtype)
+    x = rng.normal(size=(64, 4)).astype(dtype)
+    if finfo.dtype != dtype:
+        x = x + 1j * rng.normal(size=x.shape)
+    x = (x / np.linalg.norm(x, axis=0).max() * (finfo.max * 0.9)).astype(dtype)
+    scale = np.abs(x).max()
+
+    def program() -> None:
+        a = da.distribute_array(x, da.init_device_mesh((4,)), [da.Shard(0)], src=None)
+        assert is_tall(a.layout)
+        q, r = (np.asarray(one) for one in da.linalg.qr(a))
+        np.testing.assert_allclose(q.T.conj() @ q, np.eye(4), atol=40 * finfo.eps)
+        np.testing.assert_allclose(q @ (r / scale), x / scale, atol=40 * finfo.eps)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("placement", [da.Shard(0), da.Shard(1)], ids=str)
+@pytest.mark.parametrize("scale", [1e-310, 1.0, 1.4e307])
+def test_least_squares_of_dependent_columns_have_numpys_rank(placement: Any, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(64, 4)), rng.normal(size=64)
+    a[:, 3] = a[:, 0] + a[:, 1]
+    a *= scale
+    expected = np.linalg.lstsq(a, scale * b)
+
+    def program() -> None:
+        x = da.distribute_array(a, da.init_device_mesh((2,)), [placement], src=None)
+        with np.errstate(over="ignore"):  # of the largest singular value, as NumPy's
+            found = da.linalg.lstsq(x, da.asarray(scale * b), rcond=None)
+        np.testing.assert_allclose(np.asarray(found[0]), expected[0], rtol=1e-9)
+        assert found[2] == expected[2] == 3
+        np.testing.assert_allclose(np.asarray(found[3])[:3], expected[3][:3], rtol=1e-9)
+
+    simulate(2, program)
+
+
 def test_triangles_are_sent_and_no_row() -> None:
     rows, columns = 1000, 4
     x = np.random.default_rng(0).normal(size=(rows, columns))
