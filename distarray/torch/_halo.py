@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from distarray.comm import DeviceMesh
-from distarray.errors import LayoutError
+from distarray.errors import LayoutError, MismatchError
 from distarray.layout import Layout, Placement, kept
 from distarray.ops import (
     Exchange,
@@ -188,9 +188,8 @@ def halo(
     check_mesh(mesh)
     check_travels(tensor)
     told = None if shape is None else Layout(mesh, placements, shape)
-    layout = layout_from(tensor, mesh, placements) if told is None else told
-    if layout.has_partial:
-        tensor, layout = reduce_partial(tensor, layout), layout.without_partial()
+    source = layout_from(tensor, mesh, placements) if told is None else told
+    layout = source.without_partial()
     dtype = wire_dtype(tensor.dtype)
     if tensor.is_floating_point():  # also bfloat16, which NumPy does not know
         dtype = np.dtype(float)
@@ -202,8 +201,10 @@ def halo(
     needs = tensor.requires_grad and torch.is_grad_enabled()
     name = _WITH_GRADIENT if needs else "dt.halo"
     try:
+        if source is not layout:
+            tensor = reduce_partial(tensor, source)
         check_block(tuple(tensor.shape), layout)
-    except LayoutError as error:  # which only this rank may know
+    except (LayoutError, MismatchError) as error:  # which only some ranks may know
         refuse_exchange(rim_of_block(name, layout, rim, tensor.dtype).first.exchange, str(error))
         raise
     result: torch.Tensor = _Halo.apply(tensor, layout, rim._replace(constants=constants), name)

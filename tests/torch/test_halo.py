@@ -164,6 +164,23 @@ def test_partial_blocks_of_any_sizes_are_reduced():
 
 
 @pytest.mark.parametrize("needs", [False, True])
+@pytest.mark.parametrize("wrong", range(4))
+def test_a_partial_block_that_does_not_fit_the_shape_raises_on_every_rank(needs, wrong):
+    def program():
+        mesh = init_device_mesh((2, 2))
+        own = int(mesh.rank == wrong)
+        block = torch.ones(3 + own, requires_grad=needs)
+        with pytest.raises(LayoutError if own else MismatchError, match="leave shape= out"):
+            dt.halo(block, mesh, [Shard(0), Partial()], 1, "periodic", shape=(6,))
+        part = torch.full((3,), 1.0 + mesh.coordinate[0], requires_grad=needs)
+        wide = dt.halo(part, mesh, [Shard(0), Partial()], 1, "periodic", shape=(6,))
+        here, there = 2.0 + 2 * mesh.coordinate[0], 4.0 - 2 * mesh.coordinate[0]
+        assert wide.tolist() == [there, here, here, here, there]
+
+    simulate(4, program, timeout=60)
+
+
+@pytest.mark.parametrize("needs", [False, True])
 def test_a_block_that_does_not_fit_the_shape_raises_on_every_rank(needs):
     def program():
         mesh = init_device_mesh((3,))
