@@ -87,6 +87,10 @@ _OWN: Final = frozenset(
             "distribute_array",
             "shape",
             "size",
+            "to_local",
+            "__dlpack_device__",
+            "__len__",
+            "__reduce__",
         ),
         *(*_METADATA, *_MEMORY, *_PRINTING),
     )
@@ -181,8 +185,9 @@ def compare(mesh: Any, call: str, values: Mapping[str, Any]) -> None:
 def compare_arguments(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a public function that compares its arguments before it begins.
 
-    Distributed arrays alone are not compared: ranks do so when they meet. Nor are the arguments of
-    calls inside of it.
+    Ranks that call different functions, as after a branch that some have taken, find out by the
+    exchange itself. Distributed arrays are not compared: ranks do so when they meet. Nor are the
+    arguments of calls inside of the public one.
 
     Parameters
     ----------
@@ -221,7 +226,7 @@ def compare_arguments(function: Callable[..., Any], name: str) -> Callable[..., 
             mesh = mesh if isinstance(mesh, DeviceMesh) else default_mesh()
         _calls.open = True
         try:
-            if values and mesh is not None:
+            if mesh is not None:
                 compare(mesh, named.strip("_"), values)
             return function(*args, **kwargs)
         finally:

@@ -305,6 +305,22 @@ def test_argument_that_some_ranks_leave_out_is_found(checked):
     )
 
 
+BRANCHES = {
+    "functions": lambda r: da.sin(x()) if r == 2 else da.cos(x()),
+    "operators": lambda r: -x() if r == 2 else abs(x()),
+    "methods": lambda r: x().conj() if r == 2 else x().rebalance(),
+    "one call more": lambda r: float((da.sin(x()) if r == 2 else x()).sum()),
+    "one turn more": lambda r: [x() + 1 for _ in range(1 + (r == 2))] + [x().sum()],
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_ranks_that_call_different_functions_find_out(name, checked):
+    found = raised(BRANCHES[name])
+    assert {type(error) for error in found} == {MismatchError}
+    assert "ranks are about to do different things together" in str(found[0])
+
+
 def test_questions_about_shape_and_dtype_are_for_one_rank_alone(checked):
     def program() -> None:
         there = x()
