@@ -9,18 +9,23 @@ from typing import Any
 
 from mpi4py import MPI
 
-from distarray.comm.kernels import cores
+from distarray.comm.kernels import cores, cores_of
 
 Work = Callable[[], Any]
 
 
-def _once(comm: MPI.Comm, work: Work, calls: int) -> float:
+def _shares_cores(comm: MPI.Comm) -> bool:
+    """Tell whether there are more ranks, of one node, than cores that one or another may use."""
+    together = frozenset[int]().union(*comm.allgather(cores_of()))
+    return comm.size > (len(together) or cores())
+
+
+def _once(comm: MPI.Comm, work: Work, calls: int, shared: bool) -> float:
     """Time `calls` calls in seconds a call, on one node; the slowest rank counts.
 
-    Where ranks share cores that is from the first start to the last end, as one may be done before
-    another has its turn; those that are done sleep, and leave their core to the others.
+    Where ranks have `shared` cores that is from the first start to the last end, as one may be done
+    before another has its turn; those that are done sleep, and leave their core to the others.
     """
-    shared = comm.size > cores()
     meet = _meet_asleep if shared else MPI.Comm.Barrier
     meet(comm)
     start = time.perf_counter()
@@ -66,10 +71,10 @@ def in_turn(
     dict
         Seconds a call of every round, the slowest rank's.
     """
-    calls = {}
+    calls, shared = {}, _shares_cores(comm)
     for name, work in works.items():
-        _once(comm, work, 1)
-        first = _once(comm, work, 3 if batch_seconds else 1)
+        _once(comm, work, 1, shared)
+        first = _once(comm, work, 3 if batch_seconds else 1, shared)
         calls[name] = max(1, min(20_000, int(batch_seconds / max(first, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in works}
     spent = 0.0
@@ -79,7 +84,7 @@ def in_turn(
         first = done % len(works)  # each follows another, whose caches and garbage it inherits
         order = list(works.items())
         for name, work in order[first:] + order[:first]:
-            samples[name].append(_once(comm, work, calls[name]))
+            samples[name].append(_once(comm, work, calls[name], shared))
             spent += samples[name][-1] * calls[name]  # the same on every rank
     return samples
 
