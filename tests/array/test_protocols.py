@@ -12,12 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray import fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import CommLog, DeviceMesh, _memory, init_device_mesh
 from distarray.core.engine import _policy
 from distarray.core.families._registry import functions
-from distarray.errors import ArgumentError, ArgumentTypeError, DistArrayError, MeshError
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DistArrayError,
+    ImplicitCommunicationError,
+    MeshError,
+)
 from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import agrees, cases, on_ranks, pairs
 from tests.on_device import host
@@ -387,3 +394,23 @@ def test_functions_of_numpys_that_are_not_there_name_what_is_instead() -> None:
     x = distribute_array(np.zeros(4), init_device_mesh((1,)), [R])
     with pytest.raises(ArgumentTypeError, match=r"numpy.savez .*da.checkpoint.save"):
         np.savez("never.npz", x)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("name", ["r_", "c_"])
+def test_builders_of_numpys_gather_and_the_policy_knows(name: str) -> None:
+    builder = getattr(np, name)
+    values = np.arange(8.0)
+
+    def program() -> None:
+        x = da.distribute_array(values, init_device_mesh((4,)), [Shard(0)], src=None)
+        np.testing.assert_array_equal(builder[x, 2 * x], builder[values, 2 * values])
+        with da.communication("raise"), pytest.raises(ImplicitCommunicationError, match="asarray"):
+            _ = builder[x, x]
+        join = da.concat if name == "r_" else da.column_stack
+        with CommLog() as log:
+            joined = join([x, 2 * x])
+        assert log.count("all_gather") == 0
+        agrees(joined, builder[values, 2 * values])
+
+    on_ranks(program)
