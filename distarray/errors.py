@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
 import numpy as np
+
+public_code: dict[CodeType, Callable[[Any], str]] = {}
+"""Of public functions, what tells the name of one from its arguments and variables."""
+
+
+def _public_call() -> str:
+    """Return the name of the public function that the program has called, or nothing."""
+    found = ""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code in public_code:
+            found = public_code[frame.f_code](frame.f_locals)
+        frame = frame.f_back
+    return found
 
 
 class DistArrayError(Exception):
-    """Base of all errors raised by the library."""
+    """Base of all errors raised by the library.
+
+    One that is raised by functions of which a public one is made begins with the name of that.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if args and isinstance(args[0], str):
+            name = _public_call()
+            if name and not re.search(rf"\b{re.escape(name)}\b", args[0]):
+                self.args = (f"{name}: {args[0]}", *self.args[1:])
 
 
 class MeshError(DistArrayError, ValueError):
@@ -97,7 +127,13 @@ class DeviceError(DistArrayError, RuntimeError):
 
 
 class CommunicationError(DistArrayError, RuntimeError):
-    """A failure of the transport or of a peer."""
+    """A failure of the transport or of a peer.
+
+    Ranks that take part in one may have called different functions, and say the same.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        Exception.__init__(self, *args)
 
 
 class MismatchError(CommunicationError, ValueError):

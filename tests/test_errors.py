@@ -48,6 +48,46 @@ def test_an_axis_out_of_range_is_told_as_by_numpy(name: str) -> None:
     simulate(2, program)
 
 
+MADE_OF_OTHERS = {
+    "allclose": lambda x: da.allclose(x, "a"),
+    "argpartition": lambda x: da.argpartition(x, 1, order="a"),
+    "clip": lambda x: da.clip(x, 1, 2, out=3),
+    "corrcoef": lambda x: da.corrcoef(x, dtype="what"),
+    "diagflat": lambda x: da.diagflat(x, 1.5),
+    "dot": lambda x: da.dot(x, da.ones(5)),
+    "fliplr": lambda x: da.fliplr("a"),
+    "inner": lambda x: da.inner(x, da.ones(5)),
+    "kron": lambda x: da.kron(x, da.asarray(["a"])),
+    "lstsq": lambda x: da.linalg.lstsq(x, "a"),
+    "nancumsum": lambda x: da.nancumsum(x, out=3),
+    "partition": lambda x: x.partition(1, order="a"),
+    "ptp": lambda x: da.ptp(x, axis=4),
+    "select": lambda x: da.select([x > 1], [x], np.ones(2)),
+    "sort_complex": lambda x: da.sort_complex("a"),
+    "std": lambda x: da.std(x, where="a"),
+    "sum": lambda x: np.sum(x, axis=4),
+    "svdvals": lambda x: np.linalg.svdvals(x[0]),
+    "trace": lambda x: np.trace(x, offset="a"),
+    "trapezoid": lambda x: da.trapezoid(x, dx="a"),
+    "tril_indices_from": lambda x: da.tril_indices_from(x, "a"),
+    "vdot": lambda x: np.vdot(x, da.ones(3)),
+    "vecmat": lambda x: da.vecmat(da.ones(3), x),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OF_OTHERS)
+def test_errors_name_the_function_that_is_called(name: str) -> None:
+    def program() -> str:
+        with pytest.raises(da.errors.DistArrayError) as caught:
+            MADE_OF_OTHERS[name](da.ones((4, 4)))
+        assert type(pickle.loads(pickle.dumps(caught.value))) is caught.type
+        return str(caught.value)
+
+    first, other = simulate(2, program)
+    assert first == other
+    assert first.startswith((name, f"linalg.{name}"))
+
+
 @pytest.mark.parametrize("name", ["sum", "max", "any", "mean", "argmin", "cumsum", "squeeze"])
 @pytest.mark.parametrize("axis", [0, -1])
 def test_an_array_without_axes_has_no_first_axis(name: str, axis: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from distarray.core._base import BaseArray
 from distarray.core._spec import Layouts, Move, Panels, Rule, Spec
-from distarray.errors import ArgumentTypeError
+from distarray.errors import ArgumentTypeError, public_code
 from distarray.layout import DimMap, Layout
 from distarray.typing import Buffer, Shape
 
@@ -211,6 +211,9 @@ class Op:
 
     def __reduce__(self) -> str:
         return self.name
+
+
+public_code[Op.__call__.__code__] = lambda variables: variables["self"].name
 
 
 @functools.lru_cache(8)  # rows of a family share their `call`

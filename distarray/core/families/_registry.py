@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from distarray.core.families._elementwise import elementwise
-from distarray.errors import ArgumentTypeError
+from distarray.errors import ArgumentTypeError, public_code
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +53,7 @@ def register(ours: F, answer: Callable[..., Any] | None = None, room: str = "") 
         The namespace inside of NumPy's that has the name, such as "linalg".
     """
     name = ours.__name__
+    note_public(ours, name)
     public[f"{room}.{name}" if room else name] = ours
     library = getattr(np, room) if room else np
     for one in (name, *(() if room else ALIASES.get(name, ()))):
@@ -61,6 +63,14 @@ def register(ours: F, answer: Callable[..., Any] | None = None, room: str = "") 
         elif theirs is not None:
             functions[theirs] = answer or ours
     return ours
+
+
+def note_public(function: Callable[..., Any], name: str) -> None:
+    """Let errors that are raised inside of a function begin with its name."""
+    if isinstance(function, FunctionType):
+        if function.__code__.co_name != name:  # which it shares with others that one function makes
+            function.__code__ = function.__code__.replace(co_name=name)
+        public_code[function.__code__] = lambda _: name
 
 
 def method_of(ufunc: np.ufunc, name: str) -> Callable[..., Any] | None:
