@@ -15,6 +15,7 @@ from distarray.torch._random import (
     set_random_state,
 )
 from distarray.torch.data_parallel import check_replicas, no_sync, replicate
+from distarray.torch.data_parallel import check_steps as _check_steps
 from distarray.torch.following import check_layouts
 from distarray.torch.following import watch_checkpoints as _watch_checkpoints
 from distarray.torch.fsdp import (
@@ -54,6 +55,7 @@ from distarray.torch.training import watch_initialisers as _watch_initialisers
 
 _register_all()
 _check_optimizers()
+_check_steps()
 _watch_initialisers()
 _watch_checkpoints()
 

@@ -13,13 +13,15 @@ there: none is copied back, and few are held twice.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
@@ -33,6 +35,8 @@ from distarray.torch._backward import (
     pack_gradients,
 )
 from distarray.torch._buffers import dense_strides, empty, tensor_of
+from distarray.torch._layouts import Beside
+from distarray.torch._opaque import disable_compile
 from distarray.typing import Buffer
 
 
@@ -70,43 +74,58 @@ class Replica:
         As passed to `replicate`.
     syncing
         Whether the next backward pass averages.
+    number
+        Which of the replicated modules it is, alike on all ranks: those that run several in another
+        order notice by it.
     calls
         How many times ``forward`` was called for training: ranks out of step notice by it.
     """
 
     def __init__(
-        self, mesh: DeviceMesh, op: str, bucket_bytes: int, broadcast_buffers: bool
+        self, mesh: DeviceMesh, op: str, bucket_bytes: int, broadcast_buffers: bool, number: int
     ) -> None:
         self.mesh = mesh
         self.op = op
         self.bucket_bytes = bucket_bytes
         self.broadcast_buffers = broadcast_buffers
+        self.number = number
         self.syncing = True
         self.calls = 0
         self.buckets: list[Bucket] = []
         self.members: list[_Member] = []
         self.bucket_of: dict[int, int] = {}
+        self.awaited: set[int] = set()
         self._late: set[int] = set()
         """The ids of parameters to whose gradients autograd is adding what is not averaged yet."""
         self._current: _Pass | None = None
 
-    def __deepcopy__(self, _: dict[int, Any]) -> Replica:
-        # A copied module has other parameters: hooked by its first call.
-        return Replica(self.mesh, self.op, self.bucket_bytes, self.broadcast_buffers)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replica:
+        kind, arguments = self.__reduce__()
+        copied: Replica = kind(*arguments)
+        # Beside a module, whose parameters have been copied before it.
+        found = [(m.name, memo[id(m.parameter)]) for m in self.members if id(m.parameter) in memo]
+        copied.attach(found)
+        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Replica, (self.mesh, self.op, self.bucket_bytes, self.broadcast_buffers)
+        arguments = self.mesh, self.op, self.bucket_bytes, self.broadcast_buffers, self.number
+        return Replica, arguments
 
-    def attach(self, module: nn.Module) -> None:
-        """Put hooks on the parameters that require gradients, unless they have them."""
-        found = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        if self.mesh.size == 1:
-            found = []
+    def attach(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Put hooks on the parameters that require gradients, unless they have them.
+
+        What `torch.func.functional_call` has computed from others has no gradient to average: they
+        keep their hooks.
+        """
+        named = list(parameters) if self.mesh.size > 1 else []
+        found = [(n, p) for n, p in named if p.requires_grad]
         nodes = [_accumulator_of(p) for _, p in found]
         if len(found) == len(self.members) and all(
             member.node is node and member.parameter is p and member.kind == _kind(p)
             for member, node, (_, p) in zip(self.members, nodes, found, strict=True)
         ):
+            return
+        if not all(p.is_leaf for _, p in found):
             return
         accumulated = {id(m.parameter) for m in self.members if m.accumulated}
         for member in self.members:
@@ -118,11 +137,13 @@ class Replica:
             before, after = _hooks(weakref.ref(self), i)
             member.handles = [node.register_prehook(before), node.register_hook(after)]
             self.members.append(member)
-        parameters = [p for _, p in found]
-        await_gradients(parameters)
+        for _, p in named:
+            _replicas.set(p, weakref.ref(self))
+        own = [p for _, p in found]
+        self.awaited = {id(p) for p in own}
+        await_gradients(own)
         self.buckets = [
-            Bucket(self.mesh, parameters, members)
-            for members in choose_buckets(parameters, self.bucket_bytes)
+            Bucket(self.mesh, own, members) for members in choose_buckets(own, self.bucket_bytes)
         ]
         self.bucket_of = {i: k for k, bucket in enumerate(self.buckets) for i in bucket.members}
 
@@ -169,6 +190,30 @@ class Replica:
     def end(self) -> None:
         """Let the next gradient begin another pass."""
         self._current = None
+
+
+_replicas: Beside[weakref.ref[Replica]] = Beside()
+"""The replicas of parameters, also of those that require no gradient."""
+
+
+def check_steps() -> None:
+    """Look at what optimizers are about to step by, from now on."""
+    register_optimizer_step_pre_hook(_check_step)
+
+
+@disable_compile
+def _check_step(optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+    """Raise before a step by a gradient of which nobody knew that it was to be averaged."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        reference = None if parameter.grad is None else _replicas.get(parameter)
+        replica = None if reference is None or not parameter.requires_grad else reference()
+        if replica is not None and id(parameter) not in replica.awaited:
+            raise ArgumentError(
+                f"a parameter of shape {tuple(parameter.shape)} has come to require a gradient "
+                "since the last call of its replicated module, and the gradient was not averaged: "
+                "after requires_grad_() call the module that dt.replicate returned itself, not "
+                "only modules inside or methods, or apply dt.replicate to these instead"
+            )
 
 
 class _Pass(BackwardPass):
@@ -250,8 +295,8 @@ class _Pass(BackwardPass):
         dst = src.without_partial()
         first, last = (replica.members[bucket.members[i]].name for i in (0, -1))
         purpose = Purpose.of(
-            f"gradients {k + 1} of {len(replica.buckets)}, {first!r} to {last!r}, after forward "
-            f"call {replica.calls}"
+            f"gradients {k + 1} of {len(replica.buckets)}, {first!r} to {last!r} of replicated "
+            f"module {replica.number}, after forward call {replica.calls}"
         )
         self._pending[k] = redistribute_async(
             buffer, src, dst, purpose=purpose, prepare=None if here else fill

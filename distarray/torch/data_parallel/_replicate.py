@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,7 +73,10 @@ def replicate(
     -----
     A parameter that a rank's backward pass does not reach counts as zero there; one that no rank
     reaches keeps ``grad`` as it is. Every rank's pass must reach one parameter at least.
-    ``torch.autograd.grad`` averages nothing. Gradients are complete when ``backward`` returns.
+    ``torch.autograd.grad`` averages nothing, nor do the transforms of ``torch.func``. Gradients are
+    complete when ``backward`` returns. Which parameters require them is found out by calls of the
+    module itself: after ``requires_grad_()``, ``to(dtype)`` or ``load_state_dict(assign=True)``
+    call that, not only modules inside or methods.
     Hooks of ``register_post_accumulate_grad_hook``, as of optimizers that step inside of backward,
     are called at the end of the pass, with averages; those of ``register_hook`` see the gradient of
     their own rank.
@@ -110,20 +114,25 @@ def replicate(
     """
     check_mesh(mesh)
     _check_arguments(op, bucket_bytes)
-    described = all_gather_checked(mesh, "replicate", lambda: _describe(module, mesh))
-    check_described_alike("replicate needs the same module", described, mesh)
+    told = all_gather_checked(mesh, "replicate", lambda: (_describe(module, mesh), next(_numbers)))
+    check_described_alike("replicate needs the same module", [one for one, _ in told], mesh)
+    number = max(one for _, one in told)
     communicator = mesh.communicator()
     for tensor in (*module.parameters(), *module.buffers()):
         whole = tensor.detach().contiguous()
         communicator.broadcast(buffer_of(whole).reshape(-1), root=0)
         if whole.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(whole)
-    replica = Replica(mesh, op, int(bucket_bytes), bool(broadcast_buffers))
+    replica = Replica(mesh, op, int(bucket_bytes), bool(broadcast_buffers), number)
     module.__dict__[NAME] = replica
     module.register_forward_pre_hook(_before, prepend=True, with_kwargs=True)
     module.register_forward_hook(_after)
-    replica.attach(module)
+    replica.attach(module.named_parameters())
     return module
+
+
+_numbers = itertools.count()
+"""Tell replicated modules apart; ranks agree on the largest."""
 
 
 @contextlib.contextmanager
@@ -194,6 +203,12 @@ def _describe(module: nn.Module, mesh: DeviceMesh) -> list[str]:
                 raise ArgumentError(
                     f"parameter {name!r} has no shape yet; call the module once before replicating"
                 )
+            if tensor.is_inference() or torch.is_inference_mode_enabled():
+                raise ArgumentError(
+                    f"{kind} {name!r}: nothing can have a gradient under torch.inference_mode(), "
+                    "nor what is made there; make and replicate the module outside, and call it "
+                    "inside"
+                )
             with prefix_errors(f"{kind} {name!r}"):
                 check_travels(tensor)
             _check_same(f"{kind} {name!r}", tensor, mesh)
@@ -235,7 +250,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         if is_going_backward():
             return  # recomputed inside a backward pass
         if torch.is_grad_enabled():
-            replica.attach(module)
+            replica.attach(module.named_parameters())
             replica.calls += module.training
         if replica.broadcast_buffers and replica.syncing:
             _broadcast_buffers(module, replica)
@@ -266,8 +281,9 @@ def _broadcast_buffers(module: nn.Module, replica: Replica) -> None:
     parts = [bytes_of(buffer).to(device) for buffer, _ in owned]
     whole = torch.cat(parts)
     communicator.agree(
-        token("buffers", whole.numel(), replica.calls),
-        f"broadcast of {whole.numel()} bytes of buffers in forward call {replica.calls}",
+        token("buffers", whole.numel(), replica.number, replica.calls),
+        f"broadcast of {whole.numel()} bytes of buffers of replicated module {replica.number} in "
+        f"forward call {replica.calls}",
     )
     communicator.broadcast(buffer_of(whole), root=0)
     if communicator.rank == 0:

@@ -346,7 +346,8 @@ def test_both_axes_of_a_mesh():
     on_ranks(4, program, (2, 2), ("a", "b"))
 
 
-def test_copies_are_replicas_too():
+@pytest.mark.parametrize("whole", [True, False])
+def test_copies_are_replicas_too(whole):
     model, x = mlp(), values(6, 5)
     model(x).square().mean().backward()
     wanted = gradients(model)
@@ -354,7 +355,36 @@ def test_copies_are_replicas_too():
 
     def program(mesh):
         mine = copy.deepcopy(dt.replicate(copy.deepcopy(model), mesh))
-        mine(shard(x, mesh)).square().mean().backward()
+        called = mine if whole else nn.Sequential(*mine)
+        called(shard(x, mesh)).square().mean().backward()
+        check_gradients(mine, wanted)
+
+    on_ranks(2, program)
+
+
+def test_gradients_of_what_parameters_are_computed_from_are_averaged():
+    """An inner step of training, differentiated by the outer one."""
+    model, x = mlp(), values(6, 5)
+
+    def adapt(module, batch, call):
+        named = dict(module.named_parameters())
+        inner = torch.autograd.grad(module(batch).sum(), named.values(), create_graph=True)
+        changed = {k: p - 0.1 * g for (k, p), g in zip(named.items(), inner, strict=True)}
+        call(module, changed, (batch,)).square().mean().backward()
+
+    call = torch.func.functional_call
+    parts = x.chunk(2)
+    for part in parts:  # each task adapts to its own items
+        adapt(model, part, call)
+    wanted = {name: g / 2 for name, g in gradients(model).items()}
+    model.zero_grad()
+
+    def program(mesh):
+        mine = dt.replicate(copy.deepcopy(model), mesh)
+        adapt(mine, shard(x, mesh), call)
+        check_gradients(mine, wanted)
+        mine.zero_grad()
+        adapt(mine, shard(x, mesh), call)  # once more, with hooks in place
         check_gradients(mine, wanted)
 
     on_ranks(2, program)

@@ -100,6 +100,50 @@ def test_ranks_out_of_step_hear_of_it():
     on_ranks(2, program)
 
 
+def test_modules_that_ranks_run_in_another_order_are_told_apart():
+    def program(mesh):
+        both = [dt.replicate(mlp(), mesh) for _ in range(2)]
+        mine = both[mesh.coordinate[0]]
+        with pytest.raises(da.errors.MismatchError, match="of replicated module"):
+            mine(values(2, 5)).sum().backward()
+
+    on_ranks(2, program)
+
+
+def test_a_step_by_gradients_that_were_not_averaged_is_refused():
+    """Only calls of the replicated module find out what requires gradients."""
+
+    def program(mesh):
+        module = mlp()
+        module[0].requires_grad_(False)
+        mine = dt.replicate(module, mesh)
+        optimizer = torch.optim.SGD(mine.parameters(), 0.1)
+        mine[0].requires_grad_(True)
+        mine[0](values(2, 5, seed=mesh.rank)).sum().backward()
+        before = mine[0].weight.detach().clone()
+        with pytest.raises(da.errors.ArgumentError, match=r"shape \(9, 5\).*call the module"):
+            optimizer.step()
+        assert torch.equal(mine[0].weight, before)
+        mine.zero_grad()
+        mine(values(2, 5, seed=mesh.rank)).sum().backward()
+        optimizer.step()
+        dt.check_replicas(mine, mesh)
+
+    on_ranks(2, program)
+
+
+def test_what_cannot_have_gradients_is_refused():
+    def program(mesh):
+        with torch.inference_mode():
+            made_inside = mlp()
+            with pytest.raises(da.errors.ArgumentError, match="inference_mode"):
+                dt.replicate(mlp(), mesh)
+        with pytest.raises(da.errors.ArgumentError, match=r"'0.weight'.*make and replicate"):
+            dt.replicate(made_inside, mesh)
+
+    on_ranks(2, program)
+
+
 def test_a_pass_that_failed_does_not_keep_the_next_from_averaging(monkeypatch):
     model, x = mlp(), values(4, 5)
     model(x).square().mean().backward()
