@@ -148,6 +148,9 @@ is_transforming: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_
 is_wrapped: Final[Callable[[Any], bool]] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is one of a transform, without memory of its own. Since 2.1."""
 
+is_batched: Final[Callable[[Any], bool]] = torch._C._functorch.is_legacy_batchedtensor
+"""Whether a gradient is one of many, by ``is_grads_batched=True``. Since 2.0; no public name."""
+
 # --- modes ---------------------------------------------------------------------------------------
 
 function_mode_depth: Final[Callable[[], int]] = torch._C._len_torch_function_stack

@@ -39,6 +39,8 @@ class State:
     ----------
     path
         The module's name in the model that was parallelized; "" for the model itself.
+    moving
+        What its moves are for, which ranks must agree on; "" where it was not parallelized.
     placed
         How its own parameters and buffers are placed, by name.
     styles
@@ -54,6 +56,7 @@ class State:
     styles: list[tuple[Any, Any]] = field(default_factory=list)
     summed: dict[str, DeviceMesh] = field(default_factory=dict)
     owner: weakref.ref[nn.Module] | None = None
+    moving: str = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         owner = None if self.owner is None else self.owner()
@@ -62,7 +65,13 @@ class State:
             if own is not None:
                 place(copy.deepcopy(own, memo), *placed)
         # Layouts and meshes are values.
-        return State(self.path, dict(self.placed), list(self.styles), dict(self.summed))
+        return State(
+            self.path,
+            dict(self.placed),
+            list(self.styles),
+            dict(self.summed),
+            moving=self.moving,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.styles:
@@ -168,6 +177,15 @@ def _check_computed(module: nn.Module, name: str) -> None:
             f"parameter {name!r} is computed from others since the module was parallelized (a "
             "parametrization, weight_norm, spectral_norm), from this rank's block alone; "
             "remove that, by torch.nn.utils.parametrize.remove_parametrizations for instance"
+        )
+
+
+def check_usable(name: str, parameter: torch.Tensor) -> None:
+    """Raise outside of the inference mode for what was made in it: torch can use it there alone."""
+    if parameter.is_inference() and not torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            f"parameter {name!r} was made under torch.inference_mode(), and cannot be used outside "
+            "once it is cut; make the module outside, or cut and call it inside as well"
         )
 
 

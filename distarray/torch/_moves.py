@@ -31,7 +31,7 @@ from distarray.redistribute import (
     refuse_async,
 )
 from distarray.torch._buffers import buffer_of, check_travels, tensor_of, wire_dtype
-from distarray.torch._compat import version
+from distarray.torch._compat import is_batched, version
 from distarray.torch._layouts import (
     Parts,
     check_block,
@@ -342,6 +342,11 @@ def _run(
 
 def _source(tensor: torch.Tensor, route: Route) -> Any:
     """Return the buffer to move: bfloat16 becomes float32 where a Partial is made of something."""
+    if is_batched(tensor):
+        raise ArgumentError(
+            "is_grads_batched=True and vectorize=True cannot look into what ranks send each other "
+            "(dt.redistribute, parallelized modules); take one gradient after the other"
+        )
     if tensor.dtype is torch.bfloat16 and _creates_partial(route.src, route.dst):
         tensor = tensor.detach().float()
     source = buffer_of(tensor)

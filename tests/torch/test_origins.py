@@ -44,10 +44,41 @@ def test_branches_that_one_rank_calls_in_another_order_raise():
         one, other = (model.second, model.first) if rank == 1 else (model.first, model.second)
         with pytest.raises(MismatchError) as caught:
             one(X) + other(X)
-        assert ": first.2: " in str(caught.value)
-        assert ": second.2: " in str(caught.value)
+        assert ": first.2 of " in str(caught.value)
+        assert ": second.2 of " in str(caught.value)
 
     simulate(3, program)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_models_of_one_class_that_one_rank_calls_in_another_order_raise(backward):
+    def program():
+        (rank, student), (_, teacher) = parallel(), parallel()
+        x = X.clone().requires_grad_()
+        calls = [lambda model=model: model.first(x) for model in (student, teacher)]
+        if backward:
+            calls = [call().sum().backward for call in calls]
+        with pytest.raises(MismatchError, match="of parallelized model"):
+            calls[rank]()
+
+    simulate(2, program)
+
+
+def test_models_over_two_meshes_run_whatever_was_parallelized_before():
+    def program():
+        grid = da.init_device_mesh((2, 2), ("a", "b"))
+        if grid.coordinate[0]:  # another number of models over this line
+            dt.parallelize_module(nn.Linear(4, 4), grid["b"], dt.ColwiseParallel())
+        both = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+        dt.parallelize_module(both, grid["b"], {"0": dt.ColwiseParallel()})
+        dt.parallelize_module(both, grid["a"], {"1": dt.ColwiseParallel()})
+        together = dt.PrepareModuleOutput(
+            output_layouts=da.Shard(-1), desired_output_layouts=da.Replicate()
+        )
+        dt.parallelize_module(both[0], grid["b"], together)
+        both(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+
+    simulate(4, program)
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
@@ -65,8 +96,8 @@ def test_branches_that_one_rank_goes_back_through_in_another_order_raise(reentra
         with pytest.raises(MismatchError) as caught:
             (other if rank else one).backward()
         if reentrant is None:
-            assert ": backward through first.0, " in str(caught.value)
-            assert ": backward through second.0, " in str(caught.value)
+            assert ": backward through first.0 of " in str(caught.value)
+            assert ": backward through second.0 of " in str(caught.value)
         # The ranks are in step again.
         one, other = call(model.first).sum(), call(model.second).sum()
         one.backward()
@@ -83,7 +114,7 @@ def test_a_loss_that_does_not_depend_on_a_layer_on_one_rank_is_named():
         (x if rank else y).sum().backward()
         model.first(x)
 
-    with pytest.raises(MismatchError, match=r"backward through first\.0, which each rank's loss"):
+    with pytest.raises(MismatchError, match=r"through first\.0 of .*, which each rank's loss"):
         simulate(2, program)
 
 

@@ -87,3 +87,15 @@ def test_blocks_are_given_by_functional_call():
         assert not functional_call(mine, given, (x,)).any()
 
     simulate(2, program)
+
+
+def test_many_gradients_at_once_are_refused():
+    def program():
+        mine, x = layers(da.init_device_mesh((2,))), values(2, 4).requires_grad_()
+        y = mine(x)
+        with pytest.raises(ArgumentError, match="is_grads_batched"):
+            torch.autograd.grad(y, x, torch.ones(2, *y.shape).double(), is_grads_batched=True)
+        with pytest.raises(ArgumentError, match="vectorize=True"):
+            torch.autograd.functional.jacobian(mine, x, vectorize=True)
+
+    simulate(2, program)

@@ -18,7 +18,13 @@ from distarray.layout import Shard
 from distarray.torch import _buffers
 from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
-from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors, state_of
+from distarray.torch._modules import (
+    check_described_alike,
+    check_usable,
+    locate_errors,
+    prefix_errors,
+    state_of,
+)
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import skip_compile
 from distarray.torch.data_parallel import REPLICA
@@ -306,6 +312,7 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 def _check(path: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, UninitializedParameter):
         raise ArgumentError(f"parameter {path!r} has no shape yet; run the module once beforehand")
+    check_usable(path, parameter)
     if parameter.grad is not None:
         raise ArgumentError(
             f"parameter {path!r} has a gradient already, of the full shape; shard before the first "

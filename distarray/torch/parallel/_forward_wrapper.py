@@ -189,7 +189,7 @@ def _enter(
     parameters = parameters_of(module)
     try:
         check_own(module)
-        with moving_for(state_of(module).path):
+        with moving_for(state_of(module).moving):
             for function in wrapping.inputs:
                 args, kwargs = function(module, args, kwargs)
             for values in wrapping.values:
@@ -207,7 +207,7 @@ def _enter(
 @disable_compile
 def _leave(module: nn.Module, wrapping: Wrapping, output: Any) -> Any:
     try:
-        with moving_for(state_of(module).path):
+        with moving_for(state_of(module).moving):
             for function in wrapping.outputs:
                 output = function(module, output)
     except DistArrayError as error:

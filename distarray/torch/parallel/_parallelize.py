@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -104,9 +105,13 @@ def parallelize_module(
         return matched
 
     chosen = agree_on_plan(mesh, src_data_rank, choose)
+    number = _counts[mesh] = _counts.get(mesh, 0) + 1
     for name, child in module.named_modules():
         state = state_of(child)
         state.path = state.path or name
+        state.moving = state.path
+        if all(over is mesh for _, over in state.styles):  # across meshes numbers may differ
+            state.moving = f"{name or 'the module'} of parallelized model {number}"
     _check_heads(chosen, mesh)
     if not chosen:
         warnings.warn("parallelize_module was given an empty plan", stacklevel=2)
@@ -122,6 +127,10 @@ def parallelize_module(
             follow_layouts(child)
     _check_shared(module)
     return module
+
+
+_counts: WeakKeyDictionary[DeviceMesh, int] = WeakKeyDictionary()
+"""How many models have been parallelized over a mesh: what tells those of one class apart."""
 
 
 def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, ParallelStyle]]:

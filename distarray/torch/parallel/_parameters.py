@@ -16,7 +16,7 @@ from distarray.layout import Layout, Placement
 from distarray.torch._compat import buffers_of, parameters_of
 from distarray.torch._full import digest_of, scatter_from
 from distarray.torch._layouts import Placed, check_mesh, place, placed_of
-from distarray.torch._modules import state_of
+from distarray.torch._modules import check_usable, state_of
 from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import block_of, placed_as
 
@@ -162,6 +162,7 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter:
             f"parameter {name!r} of {kind} has no shape yet; run the module once beforehand"
         )
     if isinstance(parameter, nn.Parameter) and name in parameters_of(module):
+        check_usable(name, parameter)
         return parameter
     if isinstance(parameter, torch.Tensor):
         raise ArgumentError(

@@ -127,3 +127,23 @@ def test_parameters_that_cannot_be_distributed_any_more_are_refused():
             dt.distribute_parameter(one, "bias", mesh, [da.Shard(0)])
 
     simulate(2, program)
+
+
+def test_what_was_made_in_inference_mode_is_cut_inside_alone():
+    def program():
+        mesh, x = da.init_device_mesh((2,)), torch.ones(2, 4)
+        with torch.inference_mode():
+            made = nn.Linear(4, 6, bias=False)
+            made.weight.copy_(torch.arange(24.0).view(6, 4))
+            expected = made(x)
+        for shard in (
+            lambda: dt.parallelize_module(made, mesh, COL()),
+            lambda: dt.fully_shard(made, mesh),
+        ):
+            with pytest.raises(ArgumentError, match=r"'weight' was made under.*outside"):
+                shard()
+        with torch.inference_mode():
+            dt.parallelize_module(made, mesh, COL(output_layouts=da.Replicate()))
+            torch.testing.assert_close(made(x), expected)
+
+    simulate(2, program)
