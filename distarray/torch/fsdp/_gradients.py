@@ -322,6 +322,8 @@ class GradientReducer:
         missing = [repr(member.path) for member, gradient in pairs if gradient is None]
         if missing:
             what += f", with none of {list_names(missing)}"
+        if how.factor is not None:
+            what += f", divided by {how.factor:g}"
         return [
             bucket.start([gradients[i] for i in positions], how, what)
             for bucket, positions in buckets

@@ -73,25 +73,46 @@ def optimizer_state_dict(
     kept = OptimizerState(optimizer, [("", module)])
 
     def describe() -> Any:
-        return tuple(
+        states = tuple(
             (name, key, entry.placed is not None)
             for parameter, name, key, entry in kept.entries()
             if own_placed(parameter) is not None and isinstance(entry.value, torch.Tensor)
         )
+        return states, [_numbers_in(group) for group in kept.groups]
 
     for one in own.meshes:
         told = all_gather_checked(one, "optimizer_state_dict", describe)
-        if any(other != told[0] for other in told):
+        world = one.communicator().world_ranks
+        states, numbers = zip(*told, strict=True)
+        if any(other != states[0] for other in states):
             raise MismatchError(
                 "optimizers keep different states on different ranks: "
-                f"{by_answer(told, one.communicator().world_ranks)}; make the same steps everywhere"
+                f"{by_answer(states, world)}; make the same steps everywhere"
             )
+        for group in zip(*numbers, strict=False):
+            for name in group[0]:
+                values = [str(of_rank.get(name)) for of_rank in group]
+                if len(set(values)) > 1:
+                    raise MismatchError(
+                        f"optimizers have different values of {name!r} on different ranks: "
+                        f"{by_answer(values, world)}, so that each steps by its own; let schedules "
+                        "follow what all ranks have, such as the loss of all of them"
+                    )
     state: dict[str, Any] = {}
     for _, name, key, entry in kept.entries():
         whole = receiver.gather(entry, cpu=cpu)
         if receiver.is_here:
             state.setdefault(name, {})[key] = whole
     return {"state": state, "param_groups": kept.groups} if receiver.is_here else {}
+
+
+def _numbers_in(group: Mapping[str, Any]) -> dict[str, float]:
+    """Return the hyperparameters of a group that are numbers, or tensors of one."""
+    single = {
+        name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for name, value in group.items()
+    }
+    return {name: value for name, value in single.items() if isinstance(value, int | float)}
 
 
 def load_optimizer_state_dict(

@@ -162,3 +162,16 @@ def test_ranks_out_of_step(rank, after, step, kind):
         assert max(came_to) <= step + 1
     assert isinstance(raised[rank], own), raised
     assert isinstance(raised[1 - rank], da.errors.DistArrayError), raised
+
+
+@pytest.mark.parametrize("factors", [(None, 1.0), (1.0, 3.0)])
+def test_sums_that_ranks_divide_by_different_numbers_are_refused(factors):
+    def program():
+        mesh = da.init_device_mesh((2,), ("dp",))
+        mine = sharded(mesh)
+        mine.set_gradient_divide_factor(factors[mesh.rank])
+        loss = mean_square(mine, X)
+        with pytest.raises(da.errors.MismatchError, match="divided by"):
+            loss.backward()
+
+    simulate(2, program)

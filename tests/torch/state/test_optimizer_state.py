@@ -328,3 +328,21 @@ def test_groups_that_were_merged_are_an_error():
             dt.load_optimizer_state_dict(model, optimizer, state, strict=mesh.rank == 0)
 
     each((2,), program)
+
+
+def test_rates_that_differ_between_ranks_are_named():
+    """As a schedule makes them that follows the loss of each rank."""
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        model = parallel(mesh)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        steps(model, optimizer, 1)
+        dt.optimizer_state_dict(model, optimizer)
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.1 + mesh.rank)
+        with pytest.raises(
+            MismatchError, match=r"'lr' on different ranks: rank 0: 0\.1.*rank 1: 1"
+        ):
+            dt.optimizer_state_dict(model, optimizer)
+
+    simulate(2, program)
