@@ -24,6 +24,7 @@ from distarray.errors import (
 )
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.linear_algebra import _whole_axes
+from tests import peak_memory
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
 DTYPES = (np.float64, np.float32, np.complex128, np.int32)
@@ -386,6 +387,35 @@ def test_singular_vectors_of_what_is_not_finite_are_an_error(
         agrees(x, value)  # they go on in step
 
     on_ranks(program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", ">f8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_norms_of_large_blocks_are_exact_to_some_units(dtype: str, order: str) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(700, 301)).astype(dtype)
+    if values.dtype.kind == "c":
+        values += (1j * rng.normal(size=values.shape)).astype(dtype)
+    values = np.asarray(values, order=order)
+    expected = np.sqrt((np.abs(values.astype("c32" if dtype[0] == "c" else "f16")) ** 2).sum())
+
+    def program() -> None:
+        for x in (da.asarray(values), da.distribute_array(values, placements=[Shard(1)], src=None)):
+            for found in (da.linalg.norm(x), da.linalg.vector_norm(x), da.linalg.matrix_norm(x)):
+                assert found.dtype == np.linalg.norm(values[:2]).dtype
+                eps = np.finfo(found.dtype).eps
+                np.testing.assert_allclose(float(found), float(expected), rtol=8 * eps)
+        kept = da.linalg.vector_norm(da.asarray(values), keepdims=True)
+        assert kept.shape == (1, 1)
+
+    on_ranks(program)
+
+
+@pytest.mark.host_only
+def test_norms_of_large_blocks_make_no_squares() -> None:
+    values = np.random.default_rng(0).normal(size=(512, 512))
+    assert peak_memory.scratch(da.linalg.norm, values, 4) < 0.2
 
 
 @pytest.mark.parametrize("scale", [1e-310, 1e-300, 1e300])
