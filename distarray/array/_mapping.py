@@ -9,6 +9,7 @@ from distarray.array._convert import check_blocks, infer_layout
 from distarray.comm import _memory, all_gather_checked
 from distarray.core import (
     BaseArray,
+    _replicas,
     check_device,
     choose_placements,
     common_mesh,
@@ -18,8 +19,8 @@ from distarray.core import (
     normalize_shape,
     plain_buffer,
 )
-from distarray.errors import ArgumentTypeError
-from distarray.layout import Layout, Placement
+from distarray.errors import ArgumentTypeError, AxisError
+from distarray.layout import Layout, Placement, Shard
 
 
 def map_blocks(
@@ -39,7 +40,9 @@ def map_blocks(
         Distributed arrays, at least one; whatever else is among them is passed on as it is.
         Partial arrays are reduced first.
     out_placements : sequence of Placement, optional
-        Of the result, one per mesh axis; default: those of the first array.
+        Of the result, one per mesh axis; default: those of the first array. Of sums, or extremes,
+        of blocks ``[Partial("sum")]``, or ``"max"``, ``"min"``: the ranks' results are reduced.
+        With ``Replicate`` all have to be the same, which ``DISTARRAY_CHECK=1`` compares.
     out_shape : sequence of int, optional
         The global shape, checked; by default the blocks' lengths along each sharded axis add up.
     **options
@@ -53,8 +56,11 @@ def map_blocks(
     ------
     ArgumentTypeError
         Without a distributed array.
-    LayoutError, DTypeError
-        If the blocks do not fit together, on every rank alike.
+    LayoutError, DTypeError, AxisError
+        If the blocks do not fit together, or lack an axis that they should be cut along, on every
+        rank alike.
+    MismatchError
+        With ``DISTARRAY_CHECK=1``, if results differ that should be replicas.
 
     Notes
     -----
@@ -69,6 +75,8 @@ def map_blocks(
     >>> x = da.arange(6.0)
     >>> print(da.map_blocks(np.cumsum, x))  # of each block by itself; here there is one process
     [ 0.  1.  3.  6. 10. 15.]
+    >>> print(da.map_blocks(lambda block: block.sum(), x, out_placements=[da.Partial("sum")]))
+    15.0
     """
     mesh, first = mesh_and_first("map_blocks", arrays)
     told = None if out_shape is None else normalize_shape(out_shape)
@@ -88,14 +96,32 @@ def map_blocks(
     def say() -> tuple[Any, ...]:
         result.append(plain_buffer(func(*blocks, **options), "map_blocks", mesh.device))
         check_device(result[0], mesh, "map_blocks")
-        return tuple(result[0].shape), result[0].dtype.str
+        digest = _replicas.summarize(result[0]) if _replicas.checked else ""
+        return tuple(result[0].shape), result[0].dtype.str, digest
 
-    shapes, dtypes = (
+    shapes, dtypes, digests = (
         list(x) for x in zip(*all_gather_checked(mesh, "map_blocks", say), strict=True)
     )
     check_blocks(mesh, "map_blocks: the results", shapes, dtypes)
+    _check_axes(placed, len(shapes[0]))
     order = first.shard_order if placed == whole else None
-    return new_array(result[0], infer_layout(mesh, placed, tuple(shapes), told, order))
+    layout = infer_layout(mesh, placed, tuple(shapes), told, order)
+    if any(digests):
+        remedy = 'for parts of a sum pass out_placements=[Partial("sum")]'
+        _replicas.refuse(mesh, "map_blocks", "the result", digests, layout, remedy)
+    return new_array(result[0], layout)
+
+
+def _check_axes(placements: Sequence[Placement], ndim: int) -> None:
+    """Refuse to cut results along axes that they lack."""
+    for placement in placements:
+        if type(placement) is Shard and not -ndim <= placement.axis < ndim:
+            raise AxisError(
+                f"map_blocks: the results have no axis {placement.axis}, as they are {ndim}-d, and "
+                f"out_placements, by default those of the first array, are {list(placements)}; for "
+                'sums over blocks pass out_placements=[Partial("sum")], or "max", "min"; only '
+                "where all ranks return the same, [Replicate()]"
+            )
 
 
 def mesh_and_first(name: str, arrays: Sequence[Any]) -> tuple[Any, Layout]:

@@ -381,9 +381,9 @@ def _mesh(description: _Description, comm: Any, device: str | None) -> DeviceMes
     if not known.issuperset(ranks):
         have = "1 process" if base.size == 1 else f"{base.size} processes"
         unknown = sorted(set(ranks) - known)
-        shown = f"{unknown[0]} to {unknown[-1]}" if len(unknown) > 1 else str(unknown[0])
+        shown = f"ranks {unknown[0]} to {unknown[-1]}" if len(unknown) > 1 else f"rank {unknown[0]}"
         raise MeshError(
-            f"a mesh of shape {shape} asks for rank {shown}, and there is none among the {have} of "
+            f"a mesh of shape {shape} asks for {shown}, not among the {have} of "
             f"this program; start it with mpiexec -n {max(unknown) + 1}, or make a mesh of fewer "
             "ranks"
         )

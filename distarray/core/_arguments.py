@@ -299,7 +299,7 @@ def plain_buffer(
                 "numbers, or nested sequences of equal lengths"
             ) from None
     if not objects:
-        check_travels(buffer.dtype)
+        check_travels(buffer.dtype, value)
     return buffer
 
 
@@ -334,10 +334,11 @@ def plain_source(value: Any, call: str, dtype: Any = None) -> Any:
         and hasattr(value, "__getitem__")
         and not isinstance(value, (np.ndarray, np.generic, BaseArray))
         and not _backend.is_cupy(value)
+        and not is_sparse(value)
     )
     if not stored:
         return plain_buffer(value, call, dtype=dtype)
-    check_travels(value.dtype)
+    check_travels(value.dtype, value)
     return value
 
 
@@ -399,8 +400,13 @@ def check_device(block: Buffer, mesh: DeviceMesh, call: str) -> None:
         )
 
 
-def check_travels(dtype: Any) -> None:
+def check_travels(dtype: Any, value: Any = None) -> None:
     """Refuse dtypes whose items cannot travel.
+
+    Parameters
+    ----------
+    value : object, optional
+        Where the dtype is from; it decides what the message says to do.
 
     Raises
     ------
@@ -409,6 +415,39 @@ def check_travels(dtype: Any) -> None:
     """
     if dtype.hasobject:
         raise DTypeError(
-            f"dtype {dtype} holds Python objects, which cannot be sent as memory; convert the "
-            "values to a numeric, string or structured dtype first"
+            f"dtype {dtype} holds Python objects, which cannot be sent as memory; "
+            f"{_objects_remedy(value)}"
         )
+
+
+def is_sparse(value: Any) -> bool:
+    """Tell whether a value is a sparse array of SciPy's, or like them."""
+    return hasattr(value, "tocsr")
+
+
+SPARSE_REMEDY = (
+    "there are no distributed sparse arrays: pass value.toarray(), or keep the rows of each "
+    "process and multiply by them in a function; see the section on sparse matrices in "
+    "docs/iterative.md"
+)
+
+
+def _objects_remedy(value: Any) -> str:
+    """Return what to do instead with a value that NumPy takes as Python objects."""
+    kind = type(value).__name__
+    if is_sparse(value):
+        return SPARSE_REMEDY
+    if hasattr(value, "asstr") or kind == "AsStrView":  # h5py
+        return (
+            "of an h5py string dataset pass dataset.astype('S8'), and not asstr(): with a length "
+            "that the longest text has in UTF-8"
+        )
+    if value is None or hasattr(value, "shape") or isinstance(value, (list, tuple)):
+        return (
+            "convert the values to a numeric, string or structured dtype first: "
+            "np.asarray(value).astype(float), or astype('U8') of text of at most 8 characters"
+        )
+    return (
+        f"a {kind} is no array to NumPy, but one object; pass an array, or a list of numbers or "
+        "text: list(value), of a dict list(value.values())"
+    )

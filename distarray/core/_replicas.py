@@ -96,6 +96,10 @@ _OWN: Final = frozenset(
     )
 )
 """Public calls that a rank may make alone, or with a value of its own."""
+_PASS_THE_SAME: Final = (
+    "pass the same everywhere; distribute_array(value, mesh, placements, src=0) gives all what one "
+    "rank has"
+)
 
 
 def digest(block: Buffer) -> str:
@@ -263,7 +267,14 @@ def compare_public_calls(namespace: dict[str, Any], *classes: type) -> None:
                     setattr(base, name, compare_arguments(method, name))
 
 
-def refuse(mesh: Any, call: str, name: str, texts: Sequence[str], layout: Any = None) -> None:
+def refuse(
+    mesh: Any,
+    call: str,
+    name: str,
+    texts: Sequence[str],
+    layout: Any = None,
+    remedy: str = _PASS_THE_SAME,
+) -> None:
     """Raise where ranks that should have the same have said different things of it.
 
     Parameters
@@ -272,6 +283,8 @@ def refuse(mesh: Any, call: str, name: str, texts: Sequence[str], layout: Any = 
         What the ranks say, by their position in the mesh.
     layout : Layout, optional
         Where they speak of their blocks: only those that hold the same one are compared.
+    remedy : str
+        What to do instead.
 
     Raises
     ------
@@ -286,8 +299,7 @@ def refuse(mesh: Any, call: str, name: str, texts: Sequence[str], layout: Any = 
     if wrong:
         raise MismatchError(
             f"{call} on {mesh}: {name} differs between ranks that should have the same: "
-            f"{'; '.join(wrong.values())}. Pass the same everywhere; "
-            "distribute_array(value, mesh, placements, src=0) gives all what one rank has"
+            f"{'; '.join(wrong.values())}; {remedy}"
         )
 
 

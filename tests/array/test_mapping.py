@@ -19,6 +19,7 @@ from distarray.core.families._user_rules import register_rule
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
+    AxisError,
     CommunicationError,
     DTypeError,
     ImplicitCommunicationError,
@@ -82,6 +83,10 @@ def test_mapped_function_that_fails_or_does_not_fit_raises_on_every_rank() -> No
             map_blocks(lambda block: block.astype("f4" if mesh.rank else "f8"), x)
         with pytest.raises(DTypeError, match="a function may lack a return"):
             map_blocks(lambda block: None, x)
+        for function, axes in ((np.sum, 0), (lambda block: block.sum(keepdims=True), 1)):
+            told = rf"{axes}-d.*out_placements=\[Partial\(\"sum\"\)\]"
+            with pytest.raises(AxisError, match=told):
+                map_blocks(function, x, out_placements=None if axes == 0 else [Shard(1)])
         with pytest.raises(ArgumentTypeError):
             map_blocks(np.sin, np.ones(3))
         agrees(map_blocks(np.sin, x), np.sin(np.arange(8.0)), rtol=1e-15)

@@ -163,7 +163,7 @@ def test_union_communicator_holds_the_processes_of_both_meshes():
 @pytest.mark.parametrize(
     ("make", "error", "told"),
     [
-        (lambda: init_device_mesh((2, 2)), MeshError, r"ranks 2 to 3|rank 2 to 3.*mpiexec -n 4"),
+        (lambda: init_device_mesh((2, 2)), MeshError, r"ranks 2 to 3, not among.*mpiexec -n 4"),
         (lambda: DeviceMesh([0, 5]), MeshError, r"rank 5.*2 processes.*mpiexec -n 6"),
         (lambda: DeviceMesh([0, 0]), MeshError, "twice"),
         (lambda: DeviceMesh([0, -1]), MeshError, "-1"),

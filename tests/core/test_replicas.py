@@ -200,6 +200,21 @@ def test_blocks_of_from_local_are_compared_where_they_are_the_same_one(check, ch
     assert raised(lambda rank: adopt(2 * (rank // 2), [Partial(), Replicate()])) == [None] * RANKS
 
 
+def test_results_of_map_blocks_are_compared_where_they_are_replicas(checked):
+    def total(rank: int, placements: list[Any], size: int = 7) -> Any:
+        mesh = da.init_device_mesh((2, 2), ("a", "b"))
+        numbers = da.arange(float(size), mesh=mesh, placements=[Shard(0), Replicate()])
+        return da.map_blocks(lambda block: block.sum(), numbers, out_placements=placements)
+
+    found = raised(lambda rank: total(rank, [Replicate(), Replicate()]))
+    assert {type(error) for error in found} == {MismatchError}
+    message = str(found[0])
+    assert message.startswith("map_blocks on [a=2, b=2]: the result differs between ranks")
+    assert message.endswith('for parts of a sum pass out_placements=[Partial("sum")]')
+    assert raised(lambda rank: total(rank, [Partial(), Replicate()])) == [None] * RANKS
+    assert raised(lambda rank: total(rank, [Replicate(), Replicate()], 0)) == [None] * RANKS
+
+
 def test_ranks_of_the_world_are_named_on_a_mesh_of_some(checked):
     def add(rank: int) -> Any:
         mesh = da.DeviceMesh([3, 1])

@@ -183,6 +183,7 @@ def test_hdf5_and_zarr_are_read_by_slices(tmp_path: Path, placements: Any) -> No
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = values
         file["scalar"] = 3.5
+        file["names"] = ["Ada", "Blaise", "Emmy"]
         file["text"] = np.array([b"a", b"bc", b""], "S2")
     zarr.save_array(tmp_path / "x.zarr", values)
 
@@ -196,6 +197,11 @@ def test_hdf5_and_zarr_are_read_by_slices(tmp_path: Path, placements: Any) -> No
             assert float(da.asarray(file["scalar"])) == 3.5
             y = da.asarray(file["text"], mesh=mesh.on("cpu"))
             assert y.full_array().tolist() == [b"a", b"bc", b""]
+            for source in (file["names"], file["names"].asstr()):
+                with pytest.raises(DTypeError, match=r"pass dataset\.astype\('S8'\)"):
+                    da.asarray(source, mesh=mesh)
+            z = da.asarray(file["names"].astype("S8"), mesh=mesh.on("cpu"))
+            assert z.full_array().tolist() == [b"Ada", b"Blaise", b"Emmy"]
 
     on_ranks(program)
 

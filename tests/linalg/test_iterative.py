@@ -578,6 +578,7 @@ def test_wrong_arguments_are_refused_on_all_ranks(solver: str) -> None:
             (ArgumentTypeError, "M is ", same, {"M": "jacobi"}),
             (ArgumentTypeError, "what A returned is ", lambda x: np.ones(6), {}),
             (ArgumentTypeError, "returned is an array of", lambda x: np.ones(99), {}),
+            (ArgumentTypeError, r"block y of it DistArray\.from_local", lambda x: x.to_local(), {}),
             (ArgumentTypeError, "what M returned is ", same, {"M": lambda x: None}),
             (ShapeError, "what A returned has shape", lambda x: x[:3], {}),
             (ShapeError, r"A has shape \(6, 5\)", da.ones((6, 5)), {}),

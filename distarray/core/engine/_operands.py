@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._arguments import check_travels, join_arrays, plain_buffer
+from distarray.core._arguments import (
+    SPARSE_REMEDY,
+    check_travels,
+    is_sparse,
+    join_arrays,
+    plain_buffer,
+)
 from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import PLAIN_SCALARS
 from distarray.core._read_only import check_writable
@@ -67,9 +73,10 @@ def normalize_operand(name: str, value: Any, objects: bool = False) -> Any:
     if array.dtype.hasobject and not objects:
         if array is value:
             check_travels(array.dtype)
+        remedy = "operands are DistArrays, arrays that every rank has alike, and numbers"
         raise ArgumentTypeError(
-            f"{name} does not take {type(value).__name__}; operands are DistArrays, arrays that "
-            "every rank has alike, and numbers"
+            f"{name} does not take {type(value).__name__}; "
+            f"{SPARSE_REMEDY if is_sparse(value) else remedy}"
         )
     return array
 

@@ -96,8 +96,9 @@ class Space:
         """
         if not isinstance(x, BaseArray):
             raise ArgumentTypeError(
-                f"{self.name}: {what} is {describe(x)}; it must be a DistArray, which "
-                "distarray.asarray(x) makes of an array that every process has"
+                f"{self.name}: {what} is {describe(x)}; it must be a DistArray: of this process's "
+                "block y of it DistArray.from_local(y, x.mesh, x.placements), of a whole y that "
+                "every process has distarray.asarray(y)"
             )
         if x.shape != self.layout.shape:
             raise ShapeError(

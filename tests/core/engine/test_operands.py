@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sparse
 
+import distarray as da
 from distarray.array._array import DistArray, distribute_array
 from distarray.array._mapping import map_blocks
 from distarray.comm import default_mesh
@@ -274,3 +276,25 @@ def test_memory_maps_and_record_arrays_are_plain_values(tmp_path: Any) -> None:
         np.testing.assert_array_equal((asarray(records) == records).full_array(), [True, True])
 
     simulate(2, program)
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (sparse.csr_array(np.eye(4)), r"value\.toarray\(\).*docs/iterative\.md"),
+        (sparse.coo_array(np.eye(4)), r"value\.toarray\(\).*docs/iterative\.md"),
+        ((i for i in range(3)), r"a generator is no array to NumPy.*list\(value\)"),
+        ({"a": 1}, r"a dict is no array to NumPy.*list\(value\.values\(\)\)"),
+        (np.array(["a", "bc"], object), r"np\.asarray\(value\).*astype\('U8'\)"),
+        (["a", None], r"np\.asarray\(value\).*astype\('U8'\)"),
+    ],
+)
+def test_what_holds_python_objects_is_told_what_to_pass_instead(value: Any, remedy: str) -> None:
+    for make in (da.asarray, da.array, da.distribute_array, da.DistArray.from_local):
+        with pytest.raises(DTypeError, match=f"holds Python objects.*{remedy}"):
+            make(value)
+
+
+def test_a_sparse_operand_is_told_what_to_pass_instead() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"add does not take csr_array; .*toarray\(\)"):
+        da.add(da.ones((4, 4)), sparse.csr_array(np.eye(4)))
