@@ -1,4 +1,4 @@
-"""The errors for names that NumPy has and we have not, with what to do instead."""
+"""The errors for names that NumPy, MPI, torch or dask have and we have not, with what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,43 @@ from typing import Any, NoReturn
 import numpy as np
 
 from distarray.core import INSTEAD
+
+_GATHER = "x.full_array(), or x.full_array(dst=0) for one process"
+_SCATTER = "da.distribute_array(value, mesh, placements, src=0)"
+_REDUCE = (
+    "x.sum() and the like; of what each process has "
+    'da.DistArray.from_local(block, mesh, [da.Partial("sum")])'
+)
+_NUMPY = "x.full_array() for all of it, or x.to_local() for this process's block"
+_METHODS = {
+    **dict.fromkeys(("allreduce", "all_reduce", "reduce"), _REDUCE),
+    **dict.fromkeys(("gather", "allgather", "all_gather"), _GATHER),
+    **dict.fromkeys(("scatter", "bcast", "broadcast"), _SCATTER),
+    "numpy": _NUMPY,
+    **dict.fromkeys(("compute", "persist"), f"{_NUMPY}; nothing is lazy here"),
+    **dict.fromkeys(("append", "extend"), "x = da.append(x, values), or da.concat of a list, once"),
+    **dict.fromkeys(("cpu", "cuda", "to"), "x.to_device('cpu'), or 'cuda'"),
+    "groupby": "np.unique(keys, return_inverse=True) and np.bincount; see docs/how-to.md",
+    "rolling": "da.map_overlap; see docs/how-to.md",
+}
+_FUNCTIONS = {
+    "COMM_WORLD": "da.default_mesh(), whose comm() is mpi4py's communicator",
+    **dict.fromkeys(("Barrier", "barrier"), "mesh.comm().Barrier(); arrays need none"),
+    **dict.fromkeys(("rank", "get_rank"), "da.default_mesh().rank"),
+    **dict.fromkeys(("world_size", "get_world_size"), "da.default_mesh().size"),
+    **dict.fromkeys(("allreduce", "all_reduce"), _REDUCE),
+    **dict.fromkeys(("gather", "allgather", "all_gather"), _GATHER),
+    **dict.fromkeys(("scatter", "bcast"), _SCATTER),
+    **dict.fromkeys(("from_array", "from_numpy"), f"{_SCATTER}, or da.asarray(value)"),
+    "from_local": "da.DistArray.from_local(block, mesh, placements)",
+    **dict.fromkeys(("tensor", "Tensor"), "da.asarray(values)"),
+    **dict.fromkeys(
+        ("read_csv", "read_parquet"),
+        "pandas' on each process, and da.DistArray.from_local; see docs/how-to.md",
+    ),
+}
+INSTEAD_OF_OTHERS = {f"ndarray.{name}": remedy for name, remedy in _METHODS.items()} | _FUNCTIONS
+"""Remedies for names of MPI, torch, dask and pandas; paths as those of NumPy's."""
 
 
 def missing_name_error(path: str, names: Sequence[str] = ()) -> AttributeError:
@@ -26,6 +63,8 @@ def missing_name_error(path: str, names: Sequence[str] = ()) -> AttributeError:
 
         near = difflib.get_close_matches(name, names, 3, 0.8)
         return AttributeError(f"{home} has no {name!r} as NumPy has; {_remedy(path, near)}")
+    if path in INSTEAD_OF_OTHERS:
+        return AttributeError(f"{home} has no {name!r}; use {INSTEAD_OF_OTHERS[path]}")
     return AttributeError(f"module {home!r} has no attribute {name!r}")
 
 
@@ -43,7 +82,7 @@ def _remedy(name: str, near: list[str]) -> str:
 
 
 class _MissingName:
-    """An attribute of a class of NumPy's that ours lacks.
+    """An attribute that a class of ours lacks, and others have.
 
     A descriptor, because a `__getattr__` would make looking for slots that are not set slow.
     """
@@ -61,17 +100,18 @@ class _MissingName:
 
 
 def add_missing_names(cls: type, path: str) -> None:
-    """Let a class tell what to do instead of names that NumPy's, at `path`, has.
+    """Let a class tell what to do instead of names that NumPy's, at `path`, and others have.
 
     They stay names that it has not, as `hasattr` and `dir` say.
     """
     added = set()
-    for known, remedy in INSTEAD.items():
-        home, _, name = known.rpartition(".")
-        if home == path:
-            text = f"{cls.__name__} has no {name!r} as NumPy's has; use {remedy}"
-            setattr(cls, name, _MissingName(text))
-            added.add(name)
+    for remedies, theirs in ((INSTEAD, " as NumPy's has"), (INSTEAD_OF_OTHERS, "")):
+        for known, remedy in remedies.items():
+            home, _, name = known.rpartition(".")
+            if home == path:
+                text = f"{cls.__name__} has no {name!r}{theirs}; use {remedy}"
+                setattr(cls, name, _MissingName(text))
+                added.add(name)
 
     def names(self: Any) -> list[str]:
         return [name for name in object.__dir__(self) if name not in added]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import distarray as da
+from distarray._missing_names import INSTEAD_OF_OTHERS
 from distarray.core import INSTEAD
 from distarray.testing import simulate
 
@@ -115,10 +116,28 @@ PLACES = {
 
 
 def test_remedies_are_for_names_that_are_not_there() -> None:
-    for path in INSTEAD:
+    assert not INSTEAD.keys() & INSTEAD_OF_OTHERS.keys()
+    for path in (*INSTEAD, *INSTEAD_OF_OTHERS):
         home, dot, name = path.rpartition(".")
         place = PLACES[home + dot]
         assert place is None or not hasattr(place, name)
+
+
+def test_names_of_mpi_torch_and_dask_name_what_to_do() -> None:
+    x = da.arange(4.0)
+    for owner, name, remedy in (
+        (x, "allreduce", r"x\.sum\(\)"),
+        (x, "gather", r"full_array\(dst=0\)"),
+        (x, "numpy", r"full_array.*to_local"),
+        (x, "compute", "nothing is lazy"),
+        (x, "append", r"da\.append"),
+        (da, "COMM_WORLD", r"default_mesh\(\)"),
+        (da, "from_local", r"DistArray\.from_local"),
+    ):
+        with pytest.raises(AttributeError, match=f"has no '{name}'; use .*{remedy}"):
+            getattr(owner, name)
+        assert not hasattr(owner, name)
+        assert name not in dir(owner)
 
 
 @pytest.mark.parametrize(
