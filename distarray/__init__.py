@@ -105,6 +105,7 @@ from distarray.comm import (
     default_mesh,
     init_device_mesh,
     use_mesh,
+    warn_of_misspelt_settings,
 )
 from distarray.core import _replicas, communication, register_rule
 from distarray.io import load, save, store
@@ -247,6 +248,7 @@ __all__ = [
 ]
 __all__ += ops.__all__
 
+warn_of_misspelt_settings()
 if _replicas.checked:
     for _name in ("fft", "linalg"):
         _replicas.compare_public_calls(vars(import_module(f"distarray.{_name}")))

@@ -21,7 +21,7 @@ import numpy as np
 
 import distarray as da
 from distarray.array import leading_names
-from distarray.core import INSTEAD, functions, method_of
+from distarray.core import INSTEAD, functions, instead_of, method_of
 from distarray.errors import ArgumentError, FileError
 
 KINDS = {
@@ -294,7 +294,7 @@ def _judge(name: str, lines: tuple[int, ...]) -> Use:
 
 def instead(name: str) -> str | None:
     """Return what to write for a name that is not there, if there is something of its own."""
-    return INSTEAD.get(name) or INSTEAD.get(name.partition(".")[0])
+    return instead_of(name) or INSTEAD.get(name.partition(".")[0])
 
 
 def _ours(name: str) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import distarray as da
 from distarray import _port
 from distarray.__main__ import main
 
@@ -188,3 +190,35 @@ def _written(folder: Path, source: str) -> Path:
 
 def test_settings_are_names_that_numpy_has():
     assert all(hasattr(np, name) for name in _port._SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("strings.str_len", r"NumPy's own np\.strings\.str_len, which computes on blocks"),
+        ("strings.add", r"NumPy's own np\.strings\.add, which computes on blocks"),
+        ("strings.replace", r"da\.map_blocks\(np\.strings\.replace, x\)"),
+        ("char.upper", r"da\.map_blocks\(np\.char\.upper, x\)"),
+        ("is_busday", r"da\.map_blocks\(np\.is_busday, x\)"),
+        ("datetime_as_string", r"x\.astype\('U19'\)"),
+    ],
+)
+def test_functions_of_text_and_dates_name_their_own_remedy(name, remedy, tmp_path):
+    text, _ = _port.report(str(_written(tmp_path, f"import numpy as np\nnp.{name}(a)\n")))
+    assert re.search(rf"line 2: np\.{name}: use {remedy}", text)
+
+
+def test_remedies_for_text_and_dates_give_what_numpy_gives():
+    text = np.array(["a", "bcd", "ef"])
+    days = np.arange("2024-01-05", "2024-01-09", dtype="M8[D]")
+
+    def program():
+        x, day = da.asarray(text), da.asarray(days)
+        assert np.array_equal(np.strings.str_len(x), [1, 3, 2])
+        assert np.array_equal(da.map_blocks(np.strings.upper, x), np.strings.upper(text))
+        assert np.array_equal(da.map_blocks(np.is_busday, day), np.is_busday(days))
+        assert np.array_equal(day.astype("U19"), np.datetime_as_string(days))
+        with pytest.raises(da.errors.ArgumentTypeError, match=r"map_blocks\(np\.strings\.upper"):
+            np.strings.upper(x)
+
+    da.testing.simulate(2, program)

@@ -15,9 +15,9 @@ import numpy as np
 from distarray.array import _convert
 from distarray.comm import _backend
 from distarray.core import (
-    INSTEAD,
     BaseArray,
     functions,
+    instead_of,
     method_of,
     permit,
     reduced_source,
@@ -131,8 +131,9 @@ class Protocols(BaseArray):
                 "call it on x.full_array(), which gathers on every rank, on blocks with "
                 "da.map_blocks or x.to_local(), or look for a function of the distarray namespace"
             )
-            if path.removeprefix("numpy.") in INSTEAD:
-                remedy = f"use {INSTEAD[path.removeprefix('numpy.')]}"
+            known = instead_of(path.removeprefix("numpy."))
+            if known is not None:
+                remedy = f"use {known}"
             raise ArgumentTypeError(
                 f"{path} has no distributed form, and distarray does not gather silently; {remedy}"
             )

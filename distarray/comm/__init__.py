@@ -38,7 +38,7 @@ from distarray.comm._grouping import (
     merge_runs,
     take_rows,
 )
-from distarray.comm._launcher import own_place
+from distarray.comm._launcher import own_place, warn_of_misspelt_settings
 from distarray.comm._log import (
     CommLog,
     copy_log_context,
@@ -144,6 +144,7 @@ __all__ = [
     "unheard",
     "use_mesh",
     "waiting",
+    "warn_of_misspelt_settings",
     "widen_bfloat16",
     "world",
 ]

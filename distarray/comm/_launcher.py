@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from distarray.comm._settings import setting
+from distarray.comm._settings import misspelt, setting
 from distarray.errors import ArgumentError, DeviceError
 
 _RANKS: Final = (
@@ -91,6 +92,14 @@ def launched_place() -> Place | None:
         if all(map(str.isdecimal, told)) and int(told[1]) > 1:
             return Place(*map(int, told))
     return None
+
+
+def warn_of_misspelt_settings() -> None:
+    """Warn, on the first rank, of variables whose names are almost those of settings."""
+    place = launched_place()
+    if place is None or place.rank == 0:
+        for name, meant in misspelt().items():
+            warnings.warn(f"{name} is no setting; {meant} may be meant", stacklevel=3)
 
 
 def own_place() -> Place | None:

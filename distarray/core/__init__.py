@@ -115,7 +115,7 @@ from distarray.core.families._exact_sums import WORDS, add_up, round_sums, sum_e
 from distarray.core.families._examples import example
 from distarray.core.families._fast_paths import inplace_path
 from distarray.core.families._folding import ASSOCIATIVE, convert_to_unit, reduce_block
-from distarray.core.families._instead import INSTEAD
+from distarray.core.families._instead import INSTEAD, instead_of
 from distarray.core.families._moments import (
     Moments,
     merge,

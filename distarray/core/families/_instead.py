@@ -4,6 +4,8 @@ Better than to call NumPy's function on the whole array, or on blocks. Names are
 NumPy; some are of its older versions, from which scripts still have them.
 """
 
+import numpy as np
+
 _OF_BLOCK = "x.to_local().{0}, that of this process's block"
 _COMPARE = "assert da.{0}, which gathers nothing, or NumPy's of x.full_array()"
 _DEFAULT_RNG = "rng = da.random.default_rng(seed), and "
@@ -38,6 +40,11 @@ INSTEAD = {
         ("loadtxt", "genfromtxt", "fromregex", "fromiter", "fromstring", "frombuffer"),
         "NumPy's on one process, and da.distribute_array of its result",
     ),
+    **{
+        name: f"da.map_blocks(np.{name}, x)"
+        for name in ("is_busday", "busday_count", "busday_offset")
+    },
+    "datetime_as_string": "x.astype('U19'), or da.map_blocks(np.datetime_as_string, x)",
     "fromfile": "da.load, or da.asarray(np.memmap(...)), of which each process reads its block",
     "memmap": "da.asarray(np.memmap(...)), of which each process reads its block",
     "savetxt": "NumPy's on x.full_array(dst=0), on that process alone",
@@ -114,3 +121,14 @@ INSTEAD = {
         )
     },
 }
+
+
+def instead_of(path: str) -> str | None:
+    """Return what to write for a name of NumPy's that is not there, if there is something."""
+    home, _, name = path.rpartition(".")
+    function = getattr(getattr(np, home), name, None) if home in ("strings", "char") else None
+    if isinstance(function, np.ufunc):
+        return f"NumPy's own np.{path}, which computes on blocks"
+    if function is not None:
+        return f"da.map_blocks(np.{path}, x): blocks are of text"
+    return INSTEAD.get(path)
