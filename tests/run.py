@@ -11,6 +11,8 @@ that hangs or kills its job counts as failed, and the rest of its run goes on in
 last line is the sum over all runs, ``N passed, N failed``; the exit status is 0 only if tests ran
 and none failed.
 
+SIGTERM, SIGINT and SIGHUP end all of that before they end this.
+
 Give paths or ``-k`` to run less, ``--ranks 2,3`` to choose the jobs (0 is the run without MPI).
 """
 
@@ -20,15 +22,18 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests import on_device, processes
 
@@ -91,6 +96,10 @@ MPI_ON_DEVICE = (
 RANKS_ON_DEVICE = 3
 
 
+_stopped = threading.Event()
+"""Set by a signal: jobs are ended, and no other is started."""
+
+
 @dataclass
 class Run:
     """All jobs of some paths and one rank count (0: plain pytest); what is known of each test."""
@@ -134,6 +143,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--ranks", default="0,1,2,3,4,8", help="rank counts; 0 is the run without MPI"
     )
     options = parser.parse_args(arguments)
+    caught: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        caught.append(number)
+        _stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
     counts = [int(part) for part in options.ranks.split(",")]
     end = time.monotonic() + SUITE_SECONDS
     runs = []
@@ -146,6 +163,9 @@ def main(arguments: list[str] | None = None) -> int:
         if together:
             with ThreadPoolExecutor(AT_A_TIME) as pool:
                 runs += pool.map(lambda run: _perform(run, options.k, end), together)
+        if caught:
+            print(f"stopped by {signal.Signals(caught[0]).name}", flush=True)
+            return 128 + caught[0]
     passed, failed, skipped = (
         sum(r.count(o) for r in runs) for o in ("passed", "failed", "skipped")
     )
@@ -225,6 +245,8 @@ def _perform(run: Run, expression: str, end: float) -> Run:
     limit = min(start + RUN_SECONDS.get(run.ranks, 240.0), end)
     with tempfile.TemporaryDirectory(prefix="distarray-tests-") as folder:
         for attempt in range(MOST_RESTARTS + 1):
+            if _stopped.is_set():
+                return run
             records = Path(folder) / f"job{attempt}"
             records.mkdir()
             (records / "done").write_text("\n".join(run.outcomes))
@@ -342,7 +364,7 @@ def _run_job(
 def _await(process: subprocess.Popen[bytes], seconds: float) -> tuple[int | None, float]:
     """Wait for a process; return its status, and for how long it and its children ran."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and not _stopped.is_set():
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
