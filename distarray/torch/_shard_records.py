@@ -102,9 +102,29 @@ def _write(module: nn.Module, state: Any, prefix: str, local: dict[str, Any]) ->
         local[KEY] = found
 
 
+_WHOLE_TENSORS_GIVEN = (
+    "sharded parameters are this rank's shards here, and what is to be loaded has another shape; "
+    "for whole tensors use dt.load_state_dict(model, state), for checkpoints da.checkpoint.load"
+)
+
+
+def explain(messages: list[str]) -> None:
+    """Say, once and before torch names the shapes that differ, what loads whole tensors."""
+    if _WHOLE_TENSORS_GIVEN not in messages:
+        messages.insert(0, _WHOLE_TENSORS_GIVEN)
+
+
 def _compare(
-    module: nn.Module, state: Mapping[str, Any], prefix: str, local: Mapping[str, Any], *_: Any
+    module: nn.Module, state: Mapping[str, Any], prefix: str, local: Mapping[str, Any], *rest: Any
 ) -> None:
+    for name, placed in state_of(module).placed.items():
+        own = parameters_of(module).get(name)
+        given = state.get(prefix + name)
+        if not isinstance(given, torch.Tensor) or own is None or given.shape == own.shape:
+            continue
+        # Of a part that is whole for now, fully_shard's own hook, which comes later, sees to it.
+        if is_sharded(placed.layout) and tuple(own.shape) == placed.layout.local_shape():
+            explain(rest[-1])
     for name, given in local.get(KEY, {}).items():
         value = state.get(prefix + name)
         if not isinstance(value, torch.Tensor):

@@ -23,6 +23,7 @@ from torch.nn.modules.module import (
 from distarray.errors import LayoutError
 from distarray.torch._compat import is_going_backward, parameters_of
 from distarray.torch._modules import locate_errors
+from distarray.torch._shard_records import explain
 from distarray.torch._shards import is_shard
 
 if TYPE_CHECKING:
@@ -101,20 +102,13 @@ class _Load:
         return _Load, (None,)  # copies of a part are not sharded
 
 
-_WHOLE_TENSORS_GIVEN = (
-    "sharded parameters are this rank's shards here, and what is to be loaded has another shape; "
-    "for whole tensors use dt.load_state_dict(model, state), for checkpoints da.checkpoint.load"
-)
-
-
 def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
     """Say, before torch names the shapes that differ, what loads whole tensors."""
     messages: list[str] = rest[-1]
     for name, own in module.named_parameters(recurse=False):
         given = state.get(prefix + name)
         if is_shard(own) and isinstance(given, torch.Tensor) and given.shape != own.shape:
-            if _WHOLE_TENSORS_GIVEN not in messages:
-                messages.insert(0, _WHOLE_TENSORS_GIVEN)
+            explain(messages)
             return
 
 

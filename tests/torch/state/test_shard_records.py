@@ -177,3 +177,16 @@ def test_copies_and_parts_know_their_shards():
         mine[0].load_state_dict(state)
 
     on_ranks(2, program)
+
+
+@pytest.mark.parametrize("make", [sharded, columns, rows])
+def test_whole_tensors_for_shards_name_what_loads_them(make):
+    def program(mesh):
+        mine, whole = make(mesh), model().state_dict()
+        with pytest.raises(RuntimeError, match="size mismatch") as caught:
+            mine.load_state_dict(whole)
+        assert str(caught.value).count("use dt.load_state_dict(model, state)") == 1
+        dt.load_state_dict(mine, whole)
+        mine.load_state_dict(mine.state_dict())
+
+    on_ranks(2, program)
