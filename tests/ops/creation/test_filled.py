@@ -196,6 +196,7 @@ def test_arange_of_dates_is_numpys(numbers: tuple[Any, ...], dtype: Any, parts: 
     on_ranks(program)
 
 
+@pytest.mark.host_only
 def test_arange_goes_between_items_of_arrays_of_dates() -> None:
     dates = np.arange(DATE("2020-02-27"), 9)
 
