@@ -139,8 +139,10 @@ def test_unsupported_numpy_functions_raise_and_name_the_remedy() -> None:
                 with pytest.raises(ArgumentTypeError) as caught:
                     call()
                 assert len(str(caught.value)) > 30
-            with pytest.raises(ArgumentTypeError, match="full_array"):
+            with pytest.raises(ArgumentTypeError, match=r"map_blocks\(np\.is_busday, x\)"):
                 np.is_busday(x)
+            with pytest.raises(ArgumentTypeError, match="full_array"):
+                np.savetxt("x.txt", x)
         assert log.count() == 0
 
     on_ranks(program)
