@@ -143,6 +143,78 @@ def test_two_threads_that_wait_at_once_end_the_job(call: str) -> None:
     assert "rank 0 of 3 failed" in ended.said
 
 
+FORKS = """
+for how, status in (
+    ("sys.exit()", 0),
+    ("sys.exit(3)", 3),
+    ("raise ValueError('of a child')", 1),
+    ("float(da.sum(small))", 1),
+    ("started = threading.Thread(target=lambda: 1 / 0); started.start(); started.join()", 0),
+    ("os._exit(4)", 4),
+    ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+):
+    if rank == 0:
+        child = os.fork()
+        if child == 0:
+            exec(how)
+            sys.exit()
+        found = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert found == status, (how, found)
+    assert float(da.sum(large)) == 1536 * 1024
+"""
+
+
+LONE = """
+import os, sys
+import distarray as da
+
+x = da.ones(5)
+child = os.fork()
+assert float(x.sum()) == 5
+if child == 0:
+    sys.exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+assert float(da.ones(7).sum()) == 7
+"""
+
+
+def test_forked_process_ends_by_itself() -> None:
+    ended = launch(f"{ARRAYS}{FORKS}print('came to its end')")
+    assert ended.status == 0, ended.said
+    assert ended.said.count("came to its end") == 3
+    assert "ending all ranks" not in ended.said
+
+
+def test_forked_process_of_a_program_without_a_launcher_ends_by_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LONE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_processes_started_before_the_first_mesh_are_no_ranks() -> None:
+    ended = launch(
+        "import multiprocessing\nimport distarray as da\n"
+        "from distarray.errors import CommunicationError\n"
+        "for method in ('fork', 'spawn', 'forkserver'):\n"
+        "    with multiprocessing.get_context(method).Pool(1) as pool:\n"
+        "        assert pool.apply(eval, ['3 + 4']) == 7\n"
+        "        try:\n"
+        "            pool.apply(eval, [\"__import__('distarray').ones(3)\"])\n"
+        "        except CommunicationError as error:\n"
+        "            assert 'was started by process' in str(error)\n"
+        "            print('was told')\n"
+        "assert float(da.ones(6).sum()) == 6"
+    )
+    assert ended.status == 0, ended.said
+    assert ended.said.count("was told") == 9
+
+
 def test_exception_ends_ranks_while_the_failing_one_has_background_work() -> None:
     ended = launch(
         f"{ARRAYS}{BACKGROUND}"

@@ -71,6 +71,9 @@ _STEP: Final = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 _STARTED: Final = "_DISTARRAY_STARTED"
 """The variable that tells in which process MPI has started as a rank, and of which job."""
 
+_PROCESS: Final = os.getpid()
+"""Where this module was imported: in a process that was forked since, another one."""
+
 _NAME_LENGTH: Final = 15  # the system keeps no more of a process's name
 _SHORT = frozenset(name[:_NAME_LENGTH] for name in _LAUNCHERS)
 
@@ -103,7 +106,12 @@ def warn_of_misspelt_settings() -> None:
 
 
 def own_place() -> Place | None:
-    """Return which of several ranks this is; None where it is the only one, or is done with MPI."""
+    """Return which of several ranks this is.
+
+    None where it is the only one, is done with MPI, or was forked from a rank.
+    """
+    if os.getpid() != _PROCESS:
+        return None
     mpi = started_mpi()
     if mpi is not None:
         if mpi.Is_finalized():
@@ -121,9 +129,17 @@ def note_start() -> None:
 
 def started_by() -> int | None:
     """Return which process is the rank of which this one was started, None where it is itself."""
+    if launched_place() is None:
+        return None
+    if os.getpid() != _PROCESS:
+        return _PROCESS
+    pools = sys.modules.get("multiprocessing")
+    parent = pools.parent_process() if pools is not None else None
+    if parent is not None:
+        return parent.pid
     process, _, where = os.environ.get(_STARTED, "").partition(" ")
     is_other = process.isdecimal() and int(process) != os.getpid()
-    return int(process) if is_other and launched_place() and where == repr(job()) else None
+    return int(process) if is_other and where == repr(job()) else None
 
 
 def started_mpi() -> Any:

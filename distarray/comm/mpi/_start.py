@@ -19,7 +19,7 @@ from typing import Any
 
 from distarray.comm._launcher import launched_place, started_by, started_mpi
 from distarray.comm.failures import _abort
-from distarray.comm.failures._forks import REMEDY
+from distarray.comm.failures._forks import REMEDY, end_apart
 from distarray.errors import CommunicationError
 
 _lock = threading.Lock()
@@ -42,6 +42,7 @@ def import_mpi() -> Any:
             f"MPI does not start: {error}; install one with pip install 'distarray-mpi[mpich]', or "
             "load the module of this machine's MPI (and build mpi4py for it where it finds none)"
         ) from error
+    end_apart()
     if mpi.Is_finalized():
         raise CommunicationError(
             "MPI has been finalized, and cannot start again in this process; leave MPI.Finalize() "
