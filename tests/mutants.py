@@ -229,6 +229,13 @@ MUTANTS = (
         2,
     ),
     Mutant(
+        "a forked process finalizes MPI",
+        "comm/failures/_forks.py",
+        "    if not ending:\n",
+        "    if True:\n",
+        ("test_abort.py::test_forked_process_ends_by_itself",),
+    ),
+    Mutant(
         "a forked process writes over the blocks of its rank",
         "comm/shared_memory/_arena.py",
         "        _arena.map.make_private()\n",

@@ -327,7 +327,10 @@ def arena() -> Arena:
 
 
 def _forget_arena() -> None:
-    """Leave the parent's arena to the parent: what a forked child writes there is its own."""
+    """Leave the parent's arena to the parent: what a forked child writes there is its own.
+
+    It sees what the parent writes later to pages that it has not written itself.
+    """
     global _arena, _arena_lock
     if _arena is not None:
         _arena.map.make_private()
