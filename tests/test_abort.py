@@ -185,6 +185,20 @@ def test_forked_process_ends_by_itself() -> None:
     assert "ending all ranks" not in ended.said
 
 
+def test_forked_process_computes_on_its_block_with_the_check_on() -> None:
+    ended = launch(
+        f"{ARRAYS}\nchild = os.fork()\n"
+        "if child == 0:\n"
+        "    np.testing.assert_array_equal((small + 1).to_local(), small.to_local() + 1)\n"
+        "    sys.exit()\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+        "assert float(da.sum(small)) == 66\nprint('came to its end')",
+        DISTARRAY_CHECK="1",
+    )
+    assert ended.status == 0, ended.said
+    assert ended.said.count("came to its end") == 3
+
+
 def test_forked_process_of_a_program_without_a_launcher_ends_by_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LONE],

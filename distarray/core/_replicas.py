@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -64,6 +65,7 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
+_PROCESS: Final = os.getpid()  # what this one forks computes alone, and compares nothing
 _HOMES: Final = r"distarray(\.(array|fft|linalg|ops)\..*)?"
 """Modules of public functions of arrays."""
 _METADATA: Final = (
@@ -205,7 +207,7 @@ def compare_arguments(function: Callable[..., Any], name: str) -> Callable[..., 
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _calls.open:
+        if _calls.open or os.getpid() != _PROCESS:
             return function(*args, **kwargs)
         try:
             given = signature.bind(*args, **kwargs).arguments
