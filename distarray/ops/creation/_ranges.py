@@ -118,6 +118,8 @@ def arange(
     last = _number("arange", "stop", stop)
     by = _number("arange", "step", step)
     kind = normalize_dtype(dtype, _range_dtype(first, last, by))
+    if all(isinstance(x, (int, np.integer)) for x in (first, last, by)):
+        first, last, by = int(first), int(last), int(by)  # whose differences have no range
     if kind.kind not in "iufc" and not (kind.kind == "b" and _length(first, last, by) <= 2):
         raise DTypeError(f"arange cannot count in dtype {kind}; use an integer or floating dtype")
     length = _length(first, last, by)
@@ -163,7 +165,8 @@ def _times(kind: np.dtype[Any], start: Any, stop: Any, step: Any) -> tuple[np.dt
     times = []
     with ErrorsOfNumPy("arange"):
         for one, own in (start, kind), (stop, duration if apart else kind), (step, duration):
-            if isinstance(one, _DATES if own.kind == "m" else _DURATIONS):
+            others = _DATES if own.kind == "m" else _DURATIONS
+            if isinstance(one, (*others, float, np.floating)):
                 raise ArgumentTypeError(
                     f"arange({start}, {stop}, {step}) of {kind} takes no {one!r}"
                 )

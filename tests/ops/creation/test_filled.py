@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -159,6 +160,29 @@ def test_arange_finds_numpys_dtype_and_length(numbers: tuple[Any, ...]) -> None:
     on_ranks(lambda: bitwise(arange(*numbers), np.arange(*numbers)))
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (np.int8(-100), np.int8(100)),
+        (-1, np.uint8(200)),
+        (np.int8(5), 70_000, 7),
+        (np.uint8(200), np.uint8(100), -7),
+        (0, np.uint8(250), np.uint8(100)),
+    ],
+)
+def test_arange_between_narrow_integers_takes_their_difference_as_it_is(
+    numbers: tuple[Any, ...],
+) -> None:
+    expected = np.arange(*map(int, numbers))
+
+    def program() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            bitwise(arange(*numbers), expected)
+
+    on_ranks(program)
+
+
 DATE, TIME = np.datetime64, np.timedelta64
 
 
@@ -194,6 +218,25 @@ def test_arange_of_dates_is_numpys(numbers: tuple[Any, ...], dtype: Any, parts: 
         bitwise(x, expected)
 
     on_ranks(program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ((np.float32(1.5), 5), "M8[s]"),
+        ((0, np.float64(4)), "m8[h]"),
+        ((DATE("2020-02-27"), np.float32(2.5)), None),
+        ((TIME(1, "D"), TIME(9, "D"), np.float64(2)), None),
+    ],
+)
+def test_arange_of_dates_refuses_floating_point_numbers(
+    numbers: tuple[Any, ...], dtype: Any
+) -> None:
+    with pytest.raises(ValueError, match="Could not convert"):
+        np.arange(*numbers, dtype=dtype)
+    with pytest.raises(ArgumentTypeError, match=r"arange\(.* takes no np\.float"):
+        arange(*numbers, dtype=dtype)
 
 
 @pytest.mark.host_only
