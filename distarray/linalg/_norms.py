@@ -229,11 +229,14 @@ def _sum_of_squares(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: 
         parts = block.ravel(order="K").view(block.real.dtype)
         total = np.asarray(sum_of_squares(parts), dtype)
         return total.reshape((1,) * block.ndim if keepdims else ())
-    block = np.abs(block) if block.dtype.kind == "c" else block
+    first, *rest = (block.real, block.imag) if block.dtype.kind == "c" else (block,)
     out = None
     if block.nbytes >= LARGE and _backend.is_numpy(block):
-        out = allocate(block.shape, block.dtype.newbyteorder("="), "cpu", [block])
-    return reduce_block(np.add, as_block(np.square(block, out=out)), axes, dtype, keepdims)
+        out = allocate(block.shape, first.dtype.newbyteorder("="), "cpu", [block])
+    squares = np.square(first, out=out)
+    for one in rest:
+        squares += np.square(one)
+    return reduce_block(np.add, as_block(squares), axes, dtype, keepdims)
 
 
 def _real_dtypes(_: Op, call: Call) -> tuple[Any, Any]:

@@ -469,3 +469,17 @@ def test_norm_of_infinities_is_infinite() -> None:
     values = np.ones(20000, complex)
     values[7] = np.inf
     assert float(da.linalg.norm(da.asarray(values))) == np.inf
+
+
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("size", [10, 40_000])
+def test_norm_of_an_infinity_beside_nan_is_nan_in_blocks_of_any_size(dtype: str, size: int) -> None:
+    values = np.ones((size, 2), dtype)
+    values[7, 0] = complex(-np.inf, np.nan)
+
+    def program() -> None:
+        x = da.asarray(values)
+        agrees(da.linalg.vector_norm(x), np.float64(np.nan).astype(x.real.dtype))
+        agrees(da.linalg.vector_norm(x, axis=0), np.linalg.vector_norm(values, axis=0))
+
+    on_ranks(program)
