@@ -25,7 +25,7 @@ for at once, for which NumPy has a table, of a size that it weighs against their
 
 _TABLE: Final = 6
 """A table of the integers from the least to the greatest of a block has so many bytes an item, at
-most, as NumPy's."""
+most, as NumPy's, which sorts instead where the dtype has not that range."""
 
 
 def _contains(items: Buffer, sought: Buffer, invert: bool) -> Buffer:
@@ -49,7 +49,7 @@ def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
         if block.dtype.kind in "iu" and sought.dtype.kind in "iu":
             bound = _TABLE * (len(block) + len(sought))
             if int(block[-1]) - int(block[0]) < bound:
-                return np.isin(sought, block, invert=invert, kind="table")
+                return np.isin(sought, block, invert=invert)
         place: Any = find_places(block, sought, "left")
         nearest = block[np.minimum(place, len(block) - 1, out=place)]
         return nearest != sought if invert else nearest == sought

@@ -157,3 +157,16 @@ def test_kinds_of_items_that_do_not_compare_are_refused() -> None:
             da.isin(da.zeros(4, dtype="m8[h]"), np.zeros(1, "M8[ms]"))
 
     on_ranks(program)
+
+
+def test_integers_further_apart_than_their_dtype_has_are_looked_up() -> None:
+    every = np.arange(-(2**15), 2**15).astype(np.int16)
+    sought = np.random.default_rng(0).permutation(np.resize(every, 150_000))
+    items = every[(every >= 0) | (every % 4 > 0)]  # the lower half reaches beyond 0
+
+    def program() -> None:
+        for invert in (False, True):
+            found = da.isin(da.asarray(sought), da.asarray(items), invert=invert)
+            agrees(found, np.isin(sought, items, invert=invert))
+
+    simulate(2, program)
