@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -174,13 +173,7 @@ def test_arange_between_narrow_integers_takes_their_difference_as_it_is(
     numbers: tuple[Any, ...],
 ) -> None:
     expected = np.arange(*map(int, numbers))
-
-    def program() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            bitwise(arange(*numbers), expected)
-
-    on_ranks(program)
+    on_ranks(lambda: bitwise(arange(*numbers), expected))
 
 
 DATE, TIME = np.datetime64, np.timedelta64
@@ -379,7 +372,7 @@ def test_process_outside_the_mesh_holds_an_empty_block() -> None:
         (lambda: arange(DATE("2020")), ArgumentTypeError),
         (lambda: arange(DATE("2020"), DATE("NaT")), ArgumentError),
         (lambda: arange(DATE("2020"), DATE("2024"), 0), ArgumentError),
-        (lambda: arange(DATE("2020"), DATE("2024"), 0.5), ArgumentError),
+        (lambda: arange(DATE("2020"), DATE("2024"), 0.5), ArgumentTypeError),
         (lambda: arange(DATE("2020-01-01"), 9, TIME(1, "M")), ArgumentTypeError),
         (lambda: arange(TIME(3, "D"), DATE("2020-01-01")), ArgumentTypeError),
         (lambda: arange(0, TIME(3, "D"), dtype=int), ArgumentTypeError),
