@@ -144,13 +144,13 @@ def main(arguments: list[str] | None = None) -> None:
     market, sizes = Market(), (options.paths, options.days, options.batch)
     draw = da.random.default_rng(options.seed).standard_normal
     found = estimate(market, draw, reproducible_total, *sizes)
+    alone = estimate_alone(market, options.seed, *sizes) if options.check else None
     if da.default_mesh().rank != 0:
         return
     for name, price, error in zip(NAMES, *found[-1], strict=True):
         print(f"{name:22s} {float(price)!r} +- {error:.5f}")
     print(f"{'Black and Scholes':22s} {market.european()!r}")
-    if options.check:
-        alone = estimate_alone(market, options.seed, *sizes)
+    if alone is not None:
         same = np.array_equal(found, alone, equal_nan=True)  # of paths that all end at 0
         print("NumPy and math.fsum give", "the same bits" if same else "other bits")
     try:

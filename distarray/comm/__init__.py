@@ -38,7 +38,7 @@ from distarray.comm._grouping import (
     merge_runs,
     take_rows,
 )
-from distarray.comm._launcher import own_place, warn_of_misspelt_settings
+from distarray.comm._launcher import is_forked, own_place, warn_of_misspelt_settings
 from distarray.comm._log import (
     CommLog,
     copy_log_context,
@@ -115,6 +115,7 @@ __all__ = [
     "group_rows",
     "init_device_mesh",
     "is_bfloat16",
+    "is_forked",
     "join_blocks",
     "join_states",
     "lies_in_long_runs",

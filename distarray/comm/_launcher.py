@@ -110,7 +110,7 @@ def own_place() -> Place | None:
 
     None where it is the only one, is done with MPI, or was forked from a rank.
     """
-    if os.getpid() != _PROCESS:
+    if is_forked():
         return None
     mpi = started_mpi()
     if mpi is not None:
@@ -122,6 +122,11 @@ def own_place() -> Place | None:
     return launched_place() if started_by() is None else None
 
 
+def is_forked() -> bool:
+    """Tell whether this process was forked from one that had imported this."""
+    return os.getpid() != _PROCESS
+
+
 def note_start() -> None:
     """Tell the processes that this one will start that it is a rank, and they are none."""
     os.environ[_STARTED] = f"{os.getpid()} {job()!r}"
@@ -131,7 +136,7 @@ def started_by() -> int | None:
     """Return which process is the rank of which this one was started, None where it is itself."""
     if launched_place() is None:
         return None
-    if os.getpid() != _PROCESS:
+    if is_forked():
         return _PROCESS
     pools = sys.modules.get("multiprocessing")
     parent = pools.parent_process() if pools is not None else None

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -29,6 +28,7 @@ from distarray.comm import (
     all_gather_checked,
     by_answer,
     default_mesh,
+    is_forked,
     pause_logs,
     setting,
 )
@@ -65,7 +65,6 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
-_PROCESS: Final = os.getpid()  # what this one forks computes alone, and compares nothing
 _HOMES: Final = r"distarray(\.(array|fft|linalg|ops)\..*)?"
 """Modules of public functions of arrays."""
 _METADATA: Final = (
@@ -207,7 +206,7 @@ def compare_arguments(function: Callable[..., Any], name: str) -> Callable[..., 
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _calls.open or os.getpid() != _PROCESS:
+        if _calls.open or is_forked():
             return function(*args, **kwargs)
         try:
             given = signature.bind(*args, **kwargs).arguments

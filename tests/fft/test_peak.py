@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.rank_programs import run_on_four_ranks
 
 PROGRAM = """
 import numpy as np
@@ -35,23 +31,10 @@ print("three blocks")
 
 @pytest.mark.host_only
 def test_peak_memory_is_three_blocks() -> None:
-    beside = Path(sys.executable).parent / "mpiexec"
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("no mpiexec beside this Python nor on PATH")
-    environment = os.environ | {
-        "DISTARRAY_SHARED_MEMORY": "",  # messages would be packed
-        "DISTARRAY_RANKS_PER_NODE": "",
-        "DISTARRAY_POOL_LIMIT": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    told = subprocess.run(
-        [mpiexec, "-n", "4", sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    told = run_on_four_ranks(
+        PROGRAM,
+        DISTARRAY_SHARED_MEMORY="",  # messages would be packed
+        DISTARRAY_RANKS_PER_NODE="",
+        DISTARRAY_POOL_LIMIT="0",
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert told.stdout.count("three blocks") == 4
+    assert told.count("three blocks") == 4

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
+from tests.rank_programs import run_on_four_ranks
 
 PROGRAM = """
 import resource
@@ -42,25 +36,12 @@ except MemoryError:
 
 
 def test_four_ranks_work_on_matrices_that_one_could_not_hold() -> None:
-    beside = Path(sys.executable).parent / "mpiexec"
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("no mpiexec beside this Python nor on PATH")
-    environment = os.environ | {
+    told = run_on_four_ranks(
+        PROGRAM,
         # Blocks are NumPy's, which count, and not parts of a large mapping, which does once.
-        "DISTARRAY_SHARED_MEMORY": "0",
-        "DISTARRAY_POOL_LIMIT": "0",
-        "DISTARRAY_KERNELS": "numpy",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    told = subprocess.run(
-        [mpiexec, "-n", "4", sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        DISTARRAY_SHARED_MEMORY="0",
+        DISTARRAY_POOL_LIMIT="0",
+        DISTARRAY_KERNELS="numpy",
+        OPENBLAS_NUM_THREADS="1",
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert told.stdout.count("could not hold them") == 4
+    assert told.count("could not hold them") == 4
