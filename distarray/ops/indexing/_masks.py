@@ -116,10 +116,12 @@ def is_mask_of(key: Any, shape: Shape) -> bool:
 
 def select_by_mask(x: Any, mask: Any, axis: int) -> Any:
     """Return the items of `x` where a mask of its axes from `axis` on is true; see `getitem`."""
-    if isinstance(x, BaseArray) and isinstance(mask, BaseArray):
-        mask = bring(x, mask)
-    elif isinstance(x, BaseArray) and x._layout.mesh.coordinate is None:
-        return outside(x, axis, mask.ndim, lambda start, stop: np.count_nonzero(mask[start:stop]))
+    if isinstance(x, BaseArray):
+        if isinstance(mask, BaseArray):
+            mask = bring(x, mask)
+        if x._layout.mesh.coordinate is None and (not mask.size or not isinstance(mask, BaseArray)):
+            known = np.empty(mask.shape, np.bool_) if not mask.size else mask
+            return outside(x, axis, mask.ndim, lambda *ends: np.count_nonzero(known[slice(*ends)]))
     return run(_select, (x, mask), axis)
 
 

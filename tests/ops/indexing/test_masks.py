@@ -67,7 +67,7 @@ def test_items_are_those_of_numpy_for_all_layouts(data: st.DataObject) -> None:
             "list": mask.tolist,
             "tuple": lambda: (mask,),
         }[how]()
-        if x.mesh.coordinate is None and how == "distributed":
+        if x.mesh.coordinate is None and how == "distributed" and mask.size:
             with pytest.raises(MeshError, match="cannot know the shape"):
                 x[key]
             return
@@ -441,6 +441,18 @@ def test_masks_come_from_other_meshes() -> None:
             agrees(x[mask], [1.0, 2.0, 4.0, 5.0])
         x[mask] = 7
         agrees(x, [0.0, 7, 7, 3, 7, 7])
+
+    on_ranks(program)
+
+
+def test_processes_outside_know_what_an_empty_mask_selects() -> None:
+    def program() -> None:
+        mesh = da.DeviceMesh([2, 0])
+        for shape in ((0, 4), (4, 0)):
+            x = da.distribute_array(np.ones((*shape, 2)), mesh, [Shard(0)], src=None)
+            for kind in (mesh, da.init_device_mesh((RANKS,))):
+                mask = da.distribute_array(np.ones(shape, bool), kind, [Shard(0)], src=None)
+                agrees(x[mask], np.ones((0, 2)))
 
     on_ranks(program)
 
