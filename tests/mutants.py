@@ -592,6 +592,13 @@ MUTANTS = (
         ("core/families/test_reductions.py::test_large_blocks_reduce_as_accurately_as_numpy",),
     ),
     Mutant(
+        "sums of long rows leave out what fills no line",
+        "core/families/_folding.py",
+        "total += np.add.reduce(rows[:, lines * _LINE :], 1)",
+        "pass",
+        ("core/families/test_folding.py::test_large_sums_are_as_accurate_as_numpys",),
+    ),
+    Mutant(
         "the variance between blocks is forgotten",
         "core/families/_moments.py",
         "m2 = self.m2 + _product(shift, moved + self.rest + self.rest)",

@@ -223,8 +223,8 @@ def _root_of_squares(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 def _sum_of_squares(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool) -> Buffer:
     is_line = len(axes) == block.ndim and (block.flags.c_contiguous or block.flags.f_contiguous)
-    is_double = block.real.itemsize >= 8 and block.dtype.isnative
-    if is_line and is_double and block.nbytes >= LARGE and _backend.is_numpy(block):
+    is_wide = block.real.itemsize >= 4 and block.dtype.isnative
+    if is_line and is_wide and block.nbytes >= LARGE and _backend.is_numpy(block):
         # Squares of a complex number's parts: its product with itself is NaN where one is infinite.
         parts = block.ravel(order="K").view(block.real.dtype)
         total = np.asarray(sum_of_squares(parts), dtype)
