@@ -13,6 +13,7 @@ from distarray.core import (
     check_device,
     choose_placements,
     common_mesh,
+    describe,
     lift,
     move,
     new_array,
@@ -55,7 +56,7 @@ def map_blocks(
     Raises
     ------
     ArgumentTypeError
-        Without a distributed array.
+        Without a distributed array, or a function.
     LayoutError, DTypeError, AxisError
         If the blocks do not fit together, or lack an axis that they should be cut along, on every
         rank alike.
@@ -78,7 +79,7 @@ def map_blocks(
     >>> print(da.map_blocks(lambda block: block.sum(), x, out_placements=[da.Partial("sum")]))
     15.0
     """
-    mesh, first = mesh_and_first("map_blocks", arrays)
+    mesh, first = mesh_and_first("map_blocks", func, arrays)
     told = None if out_shape is None else normalize_shape(out_shape)
     whole = first.without_partial().placements
     placed = whole if out_placements is None else choose_placements(mesh, out_placements, 0)
@@ -124,14 +125,16 @@ def _check_axes(placements: Sequence[Placement], ndim: int) -> None:
             )
 
 
-def mesh_and_first(name: str, arrays: Sequence[Any]) -> tuple[Any, Layout]:
+def mesh_and_first(name: str, func: Any, arrays: Sequence[Any]) -> tuple[Any, Layout]:
     """Return the mesh of the distributed arrays among others, and the layout of the first there.
 
     Raises
     ------
     ArgumentTypeError
-        If there is none.
+        If there is none, or `func` is no function.
     """
+    if not callable(func):
+        raise ArgumentTypeError(f"{name}(func={describe(func)}): pass a function of blocks")
     layouts = [x._layout for x in arrays if isinstance(x, BaseArray)]
     if not layouts:
         raise ArgumentTypeError(

@@ -158,7 +158,7 @@ def map_overlap(
     Raises
     ------
     ArgumentTypeError
-        Without a distributed array.
+        Without a distributed array, or a function.
     ArgumentError
         With `interior_first`, if `func` returns the memory of an earlier result.
     ShapeError
@@ -191,7 +191,7 @@ def map_overlap(
     interior_first = check_flag("map_overlap", "interior_first", interior_first)
     if "depth" in options:
         raise ArgumentTypeError("map_overlap takes no depth=; pass it as width=")
-    mesh, first = mesh_and_first("map_overlap", arrays)
+    mesh, first = mesh_and_first("map_overlap", func, arrays)
     layout = first.without_partial()
     rims = {}
     for i, x in enumerate(arrays):

@@ -87,6 +87,8 @@ def test_mapped_function_that_fails_or_does_not_fit_raises_on_every_rank() -> No
             told = rf"{axes}-d.*out_placements=\[Partial\(\"sum\"\)\]"
             with pytest.raises(AxisError, match=told):
                 map_blocks(function, x, out_placements=None if axes == 0 else [Shard(1)])
+        with pytest.raises(ArgumentTypeError, match="pass a function"):
+            map_blocks(3, x)
         with pytest.raises(ArgumentTypeError):
             map_blocks(np.sin, np.ones(3))
         agrees(map_blocks(np.sin, x), np.sin(np.arange(8.0)), rtol=1e-15)
