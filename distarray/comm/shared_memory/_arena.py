@@ -25,6 +25,7 @@ import numpy as np
 
 from distarray.comm._launcher import count_local_ranks
 from distarray.comm._settings import setting
+from distarray.comm.kernels._loop_nest import address_of
 from distarray.comm.shared_memory._hugepages import Mapping, huge_page
 from distarray.comm.shared_memory._node import available, memory
 from distarray.errors import ArgumentError, OutOfMemoryError
@@ -73,21 +74,21 @@ class Lease:
     def __init__(
         self,
         arena: Arena,
-        offset: int,
+        stretch: tuple[int, int, int],
         nbytes: int,
         shift: int,
-        held: int,
         was_lent: tuple[int, int] | None,
     ) -> None:
         self._arena = arena
-        self._stretch = offset, nbytes, held
+        self._stretch = stretch
+        """Where it begins, the bytes that were asked for in its class, and those it has."""
         self.was_lent = was_lent
         """From where to where other ranks have read what lay here before, as addresses."""
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
             "typestr": "|u1",
-            "data": (arena.address + offset + shift, False),
+            "data": (arena.address + stretch[0] + shift, False),
         }
 
     def lend(self, start: int, stop: int) -> None:
@@ -135,21 +136,23 @@ class Arena:
         """
         size = _size_class(nbytes)
         with self._lock:
-            self._collect()
-            idle = self._idle_size(size)
-            held = idle or size
+            if self.returned:
+                self._collect()
+            idle = size if self._idle.get(size) else self._larger_idle(size)
             offset = self._take_idle(idle) if idle else self._fresh(size, nbytes)
             if offset is None:
                 return None
             self._in_use += size
             self._peak = max(self._peak, self._in_use)
             self.leased += size
-            start, stop, then = self.lent.pop(offset, (0, 0, 0))
-            was_lent = (start, stop) if stop and self.leased - then <= _FORGOTTEN else None
+            was_lent = None
+            if offset in self.lent:
+                start, stop, then = self.lent.pop(offset)
+                was_lent = (start, stop) if self.leased - then <= _FORGOTTEN else None
             shift = 0
             if _begins_at_huge_page(size):
                 shift = self._shift = (self._shift - _STAGGER) % _PAGE
-        return Lease(self, offset, nbytes, shift, held, was_lent)
+        return Lease(self, (offset, size, idle or size), nbytes, shift, was_lent)
 
     def trim(self, keep: int = 0) -> None:
         """Give idle stretches back to the system until at most ``keep`` bytes stay warm."""
@@ -163,15 +166,15 @@ class Arena:
             return MemoryStats(self._in_use, self._idle_bytes, self._peak, self.limit)
 
     def offset_of(self, array: np.ndarray) -> int | None:
-        """Return where ``array``'s first element lies in the arena, None if elsewhere."""
-        offset: int = array.__array_interface__["data"][0] - self.address
+        """Return where an array's first element lies in this arena; None if elsewhere."""
+        offset = address_of(array) - self.address
         return offset if 0 <= offset < self.capacity else None
 
     def _collect(self) -> None:
         """Move what arrays have returned since the last call to the idle lists."""
         while self.returned:
-            offset, nbytes, size = self.returned.popleft()
-            self._in_use -= _size_class(nbytes)
+            offset, used, size = self.returned.popleft()
+            self._in_use -= used
             self._idle_bytes += size
             self._idle.setdefault(size, []).append(offset)
             self._idle_at[offset] = size
@@ -182,14 +185,12 @@ class Arena:
             live = {o: s for o, s in self._idle_order if self._idle_at.get(o) == s}
             self._idle_order = deque(live.items())
 
-    def _idle_size(self, size: int) -> int:
+    def _larger_idle(self, size: int) -> int:
         """Return the size of an idle stretch that serves for one of `size`; 0 if there is none.
 
-        This one, or the smallest of up to twice as much: so what becomes smaller from step to
-        step, as the panels of a factorization, leaves no stretch of each size behind.
+        It is the smallest of up to twice as much: so what becomes smaller from step to step, as the
+        panels of a factorization, leaves no stretch of each size behind.
         """
-        if self._idle.get(size):
-            return size
         sizes = (s for s, offsets in self._idle.items() if offsets and size < s <= 2 * size)
         return min(sizes, default=0)
 
@@ -214,15 +215,18 @@ class Arena:
     def _fresh(self, size: int, nbytes: int) -> int | None:
         """Return a stretch with new pages; None where the arena has no room for it."""
         self._unasked += size
+        left = size
         if self._unasked >= _LARGE:
             self._unasked = 0
-            if size + _LARGE > available():
+            left = available()
+            if size + _LARGE > left and self._idle_bytes:
                 self._trim(0)
+                left = available()
         offset = self._take_empty(size)
         if offset is None:
             return None
         reason = "more than the system has left"
-        if size < _LARGE or size <= available():
+        if size < _LARGE or size <= left:
             try:
                 self.map.populate(offset, size)
             except OSError as error:
@@ -355,9 +359,14 @@ def lease_of(array: np.ndarray) -> Lease | None:
     return owner if isinstance(owner, Lease) else None
 
 
+def offset_of(array: np.ndarray) -> int | None:
+    """Return where an array's first element lies in the arena; None if elsewhere."""
+    return None if _arena is None else _arena.offset_of(array)
+
+
 def holds(array: np.ndarray) -> bool:
     """Tell whether an array lies in the arena, so that others of the node can map its memory."""
-    return _arena is not None and _arena.offset_of(array) is not None
+    return offset_of(array) is not None
 
 
 def stats() -> MemoryStats:

@@ -53,11 +53,9 @@ from distarray.comm.shared_memory._slots import (
     KIND,
     MAX_NDIM,
     MISMATCH,
-    NDIM,
     OFFSET,
     PROBE,
     ROUND,
-    SHAPE,
     SIZE,
     SLOT,
     TOKEN,
@@ -237,16 +235,19 @@ class Channel:
         Returns what must stay alive until all have read it.
         """
         slot = self._mine[self._round & 1]
-        if block.nbytes > INLINE_BYTES:
-            own = _in_arena(block)
-            lent = block if own else _stage(block)
-            offset = _arena.arena().offset_of(lent)
+        if block.nbytes <= INLINE_BYTES:
+            slot.put(block)
+            return None
+        lent, kind = block, BLOCK_IN_ARENA
+        offset = _arena.offset_of(block) if block.ndim <= MAX_NDIM else None
+        if offset is None:
+            lent = _stage(block)
+            offset = _arena.offset_of(lent)
             assert offset is not None  # it is in the arena
-            kind = BLOCK_IN_ARENA if own or block.nbytes > _KEPT_BYTES else BLOCK_STAGED
-            describe(slot.words, kind, lent, offset)
-            return lent
-        slot.put(block)
-        return None
+            if block.nbytes <= _KEPT_BYTES:
+                kind = BLOCK_STAGED
+        describe(slot.words, kind, lent, offset)
+        return lent
 
     def _lend(self, block: Buffer) -> Buffer:
         """Say in the own slot where a block on a GPU lies; return what must stay alive."""
@@ -264,16 +265,11 @@ class Channel:
         words = slot.words
         if words[KIND] == BLOCK_INLINE:
             return slot.array(dtype)
-        ndim = words[NDIM]
-        shape = tuple(words[SHAPE : SHAPE + ndim])
-        strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])
-        offset = words[OFFSET]
-        if words[KIND] == BLOCK_ON_DEVICE:
-            lent = _ipc.Lent.unpack(slot.bytes)
-            return _ipc.borrow(self._memory[rank], lent, offset, shape, strides, dtype)
-        reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
-        buffer = self._memory[rank].map_up_to(offset + reach + dtype.itemsize)
-        return np.ndarray(shape, dtype, buffer, offset, strides)
+        if words[KIND] != BLOCK_ON_DEVICE:
+            return slot.lent(self._memory[rank], dtype)
+        shape, strides = slot.extent()
+        lent = _ipc.Lent.unpack(slot.bytes)
+        return _ipc.borrow(self._memory[rank], lent, words[OFFSET], shape, strides, dtype)
 
     def _complete_round(
         self, words: memoryview, token: int, what: object
@@ -458,10 +454,6 @@ class _Views:
         else:
             self._channel._unread = self._lent
         self._lent = None
-
-
-def _in_arena(block: np.ndarray) -> bool:
-    return block.ndim <= MAX_NDIM and _arena.holds(block)
 
 
 def _stage(block: np.ndarray) -> np.ndarray:

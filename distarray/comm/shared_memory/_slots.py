@@ -8,6 +8,8 @@ axes, offset in the owner's arena, shape and strides.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from struct import pack_into
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ class Slot:
         self.words = header.cast("q")
         self.description = header[_DESCRIPTION]
         self.bytes = memory[offset + HEADER : offset + SLOT]
-        self.known: dict[Any, Any] = {}  # arrays over the payload, by what describes them
+        self.known: dict[Any, Any] = {}  # arrays of blocks, by what describes them
 
     def _keep(self, key: Any, value: Any) -> None:
         if len(self.known) >= _KEPT:
@@ -64,14 +66,32 @@ class Slot:
 
     def array(self, dtype: np.dtype[Any]) -> np.ndarray:
         """Return the block that lies in the payload."""
+        return self._described(dtype, lambda shape, _: np.ndarray(shape, dtype, self.bytes))
+
+    def lent(self, memory: PeerMemory, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return the block that lies in the arena of the slot's owner."""
+
+        def find(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+            offset = self.words[OFFSET]
+            reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
+            buffer = memory.map_up_to(offset + reach + dtype.itemsize)
+            return np.ndarray(shape, dtype, buffer, offset, strides)
+
+        return self._described(dtype, find)
+
+    def extent(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shape and the strides of the block that is described."""
+        words = self.words
+        ndim = words[NDIM]
+        return tuple(words[SHAPE : SHAPE + ndim]), tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])
+
+    def _described(self, dtype: np.dtype[Any], find: Callable[..., np.ndarray]) -> np.ndarray:
+        """Return what `find` makes of shape and strides, or has made of the same description."""
         key = (bytes(self.description), dtype)
-        found = self.known.get(key)
+        found: np.ndarray | None = self.known.get(key)
         if found is None:
-            words = self.words
-            ndim = words[NDIM]
-            shape = tuple(words[SHAPE : SHAPE + ndim])
-            found = np.ndarray(shape, dtype, self.bytes)
-            if ndim <= _DESCRIBED:
+            found = find(*self.extent())
+            if found.ndim <= _DESCRIBED:
                 self._keep(key, found)
         return found
 
@@ -100,10 +120,14 @@ class PeerMemory:
 def describe(words: memoryview, kind: int, block: np.ndarray, offset: int) -> None:
     """Write a block's description into the header."""
     ndim = block.ndim
-    words[KIND] = kind
-    words[SIZE] = block.itemsize
-    words[NDIM] = ndim
-    words[OFFSET] = offset
-    for axis, (length, stride) in enumerate(zip(block.shape, block.strides, strict=True)):
-        words[SHAPE + axis] = length
-        words[SHAPE + ndim + axis] = stride
+    pack_into(
+        f"{SHAPE - KIND + 2 * ndim}q",
+        words,
+        KIND * 8,
+        kind,
+        block.itemsize,
+        ndim,
+        offset,
+        *block.shape,
+        *block.strides,
+    )
