@@ -648,6 +648,11 @@ class _Exchange(_Collective):
         """Whether what arrives is reduced."""
         return self._op is not None
 
+    @property
+    def lends(self) -> bool:
+        """Whether others read most of the own block."""
+        return self._lends
+
     @contextlib.contextmanager
     def pieces(self, local: Buffer, purpose: Purpose | None) -> Iterator[list[Piece]]:
         """Yield what the new block is made of, where it lies."""
@@ -661,16 +666,6 @@ class _Exchange(_Collective):
                 nbytes = self.bytes_received(communicator.ranks[communicator.rank])
                 record(self.name, communicator.name, nbytes, perf_counter() - started)
             yield [(target, views[peers[0]][source]) for peers, source, target in self._takes]
-
-    def copy_into(self, out: np.ndarray, local: np.ndarray, *, total: int) -> None:
-        """Copy the new block into a part of an array, from where it lies; as `pieces`, collective.
-
-        ``total`` is the bytes of that array.
-        """
-        with self.pieces(local, None) as found:
-            copy_boxes([(out[target], values) for target, values in found], total=total)
-        if self._lends:
-            _memory.lend(local)
 
     def _is_better_read_in(self, out: Buffer, local: Buffer, communicator: Communicator) -> bool:
         """Tell whether others can read a new block in place, and not the old one that it has."""

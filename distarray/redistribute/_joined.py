@@ -19,6 +19,7 @@ from distarray.comm import (
     _backend,
     _memory,
     copy_box,
+    copy_boxes,
     record,
     recording,
     token,
@@ -48,6 +49,18 @@ class Part(NamedTuple):
     """Of the stretch where it lies in the operand."""
     dst: Layout
     """Of the stretch where it lies in the result; all parts, in order, are the result."""
+
+
+class _Round(NamedTuple):
+    """What is read of the blocks of one operand, along the same mesh axes."""
+
+    operand: int
+    communicator: Communicator
+    steps: list[_Exchange]
+    copies: list[tuple[int, Region, Region]]
+    """Rank of whose block a part is taken, where it is there and in the result."""
+    is_last: bool
+    """Whether no other round of the communicator follows."""
 
 
 class Joined:
@@ -99,144 +112,127 @@ class Joined:
             dtype.str,
             *[x for p in parts for x in (p.operand, p.start, p.src.fingerprint)],
         )
-        self._communicator: Communicator | None = None
         self._small: SmallBlocks | None = None
-        self._me = 0
-        self._moving: list[int] = []
-        """Operands whose small blocks travel."""
-        self._steps: list[_Exchange] = []
-        self._copies: list[tuple[int, int, Region, Region]] | None = None
-        """Operand and rank of whose block a part is taken, where it is there and in the result."""
-        self._reads: list[BoundStep | None] | None = None
-        """What brings each part, where all that move can be read where they lie."""
+        self._own: list[tuple[int, Region, Region]] | None = None
+        """Operand of whose own block a part is taken, where it is there and in the result."""
+        self._rounds: list[_Round] = []
+        """What is read of others, where all blocks can be read where they lie."""
         if not any(p.src.has_partial for p in parts):
-            self._find_reads(operands[0].mesh, steps)
-            self._find_copies(operands, axis, steps, dtype)
+            self._find_rounds(operands, axis, steps, dtype)
 
-    def _find_reads(self, mesh: Any, steps: Sequence[Sequence[BoundStep]]) -> None:
-        """Find out whether all parts can be copied from where they lie; alike on all ranks."""
-        if mesh.device != "cpu" or any(len(bound) > 1 for bound in steps):
-            return
-        reads = [bound[0] if bound else None for bound in steps]
-        communicators = {one.communicator for one in reads if isinstance(one, _Exchange)}
-        if all(c is not None and c.reaches_all() for c in communicators):
-            self._reads = reads
-
-    def _find_copies(
+    def _find_rounds(
         self,
         operands: Sequence[Layout],
         axis: int,
         steps: Sequence[Sequence[BoundStep]],
         dtype: np.dtype[Any],
     ) -> None:
-        """Find out what is to be copied where all blocks that travel are small."""
-        exchanges = [one for bound in steps for one in bound if isinstance(one, _Exchange)]
-        moving = {
-            part.operand: operands[part.operand]
-            for part, bound in zip(self._parts, steps, strict=True)
-            if any(isinstance(one, _Exchange) for one in bound)
-        }
-        sources = [(layout, dtype) for layout in moving.values()]
-        if any(len(bound) > 1 for bound in steps) or not are_small(sources):
-            return
-        communicators = {one.communicator for one in exchanges}
-        if len(communicators) > 1 or any(c is None or not c.reaches_all() for c in communicators):
-            return
-        communicator = next(iter(communicators), None)
+        """Find out whether all parts can be copied from where they lie; alike on all ranks."""
         mesh: Any = operands[0].mesh
-        ranks = (mesh.rank,) if communicator is None else communicator.ranks
-        me = 0 if communicator is None else communicator.rank
-        copies = []
-        wanted: dict[int, set[int]] = {operand: set() for operand in moving}
+        exchanges = [one for bound in steps for one in bound if isinstance(one, _Exchange)]
+        communicators = {one.communicator: None for one in exchanges}  # a set in order
+        if mesh.device != "cpu" or any(len(bound) > 1 for bound in steps):
+            return
+        if not all(c is not None and c.reaches_all() for c in communicators):
+            return
+        own = []
+        rounds: dict[tuple[int, Communicator], _Round] = {}
         for part, bound, place in zip(self._parts, steps, self._places, strict=True):
-            for peer, source, target in _takes(bound, part, me):
+            (step,) = bound or (None,)
+            ranks: tuple[int, ...] = (mesh.rank,)
+            me, takes = 0, None
+            if isinstance(step, _Exchange):
+                communicator = step.communicator
+                assert communicator is not None  # asked before
+                ranks, me = communicator.ranks, communicator.rank
+                key = part.operand, communicator
+                takes = rounds.setdefault(key, _Round(part.operand, communicator, [], [], False))
+                takes.steps.append(step)
+            for peer, source, target in _takes(step, part, me):
                 coordinate = mesh.coordinate_of(ranks[peer])
                 source = _moved(source, axis, _offset(part, operands, axis, coordinate))
                 target = _moved(target, axis, place[axis].start)
-                copies.append((part.operand, peer, source, target))
-                if part.operand in wanted:
-                    wanted[part.operand].add(peer)
-        self._copies, self._me, self._steps = copies, me, exchanges
-        self._communicator, self._moving = communicator, [*moving]
-        if communicator is not None:
-            self._small = SmallBlocks(sources, communicator, [*wanted.values()])
+                if takes is None or peer == me:
+                    own.append((part.operand, source, target))
+                else:
+                    takes.copies.append((peer, source, target))
+        last = {communicator: operand for operand, communicator in rounds}
+        self._rounds = [
+            one._replace(is_last=last[communicator] == operand)
+            for (operand, communicator), one in rounds.items()
+        ]
+        self._own = own
+        sources = [(operands[one.operand], dtype) for one in self._rounds]
+        if len(communicators) == 1 and are_small(sources):
+            wanted = [{peer for peer, *_ in one.copies} for one in self._rounds]
+            self._small = SmallBlocks(sources, self._rounds[0].communicator, wanted)
 
     def __str__(self) -> str:
         return f"{self._name} of {', '.join(f'{p.src} -> {p.dst}' for p in self._parts)}"
 
     def __call__(self, *blocks: Buffer) -> Buffer:
         """Return the block of the result, of the blocks of the operands."""
-        if self._copies is not None and {np.ndarray}.issuperset(map(type, blocks)):
-            found = self._join_small(blocks)
-            if found is not None:
-                return found
-        if self._reads is not None:
-            return self._join_in_place(blocks, self._reads)
+        if self._own is not None and {np.ndarray}.issuperset(map(type, blocks)):
+            return self._join_in_place(blocks, self._own)
         moved = self._move(blocks)
         out = _memory.empty(self._shape, blocks[0].dtype, _backend.device_of(blocks[0]))
         for place, block in zip(self._places, moved, strict=True):
             out[place] = block
         return out
 
-    def _join_in_place(self, blocks: Sequence[Buffer], reads: Sequence[BoundStep | None]) -> Buffer:
+    def _join_in_place(
+        self, blocks: Sequence[np.ndarray], own: Sequence[tuple[int, Region, Region]]
+    ) -> np.ndarray:
         """Return the block of the result, whose parts are copied once each."""
-        out: np.ndarray = _memory.empty(self._shape, blocks[0].dtype)
-        for part, view, step, place in zip(
-            self._parts, self._views, reads, self._places, strict=True
-        ):
-            block, target = blocks[part.operand][view], out[place]
-            if isinstance(step, _Exchange) and not _is_private(block):
-                step.copy_into(target, block, total=out.nbytes)
-                continue
-            if isinstance(step, _Local):
-                block = step.view(block)
-            elif step is not None:
-                block = step(block)
-            copy_box(target, block, total=out.nbytes)
-        return out
-
-    def _join_small(self, blocks: Sequence[np.ndarray]) -> np.ndarray | None:
-        views: dict[int, dict[int, np.ndarray]] | None = None
-        if self._small is not None:
-            views = self._exchange(self._small, blocks)
-            if views is None:
-                self._copies = None
-                return None
+        out: np.ndarray
         if self._is_pooled:
-            out: np.ndarray = _memory.empty(self._shape, blocks[0].dtype)
+            out = _memory.empty(self._shape, blocks[0].dtype)
         else:
             out = np.empty(self._shape, blocks[0].dtype)
-        me = self._me
-        assert self._copies is not None  # asked before
-        for operand, peer, source, target in self._copies:
-            if peer == me:
-                out[target] = blocks[operand][source]
-            else:
-                assert views is not None  # else all are this rank's own
-                out[target] = views[operand][peer][source]
+        found = None if self._small is None else self._exchange(self._small, blocks)
+        if found is not None:
+            for one, views in zip(self._rounds, found, strict=True):
+                for peer, source, target in one.copies:
+                    out[target] = views[peer][source]
+        else:
+            self._small = None
+            for i, one in enumerate(self._rounds):
+                self._read(one, blocks[one.operand], out, self._token + i)
+        for operand, source, target in own:
+            copy_box(out[target], blocks[operand][source], total=out.nbytes)
         return out
 
     def _exchange(
         self, small: SmallBlocks, blocks: Sequence[np.ndarray]
-    ) -> dict[int, dict[int, np.ndarray]] | None:
-        """Return the blocks of the peers by operand and rank; None where that needs another way."""
+    ) -> list[dict[int, np.ndarray]] | None:
+        """Return the blocks of the peers by round and rank; None where that needs another way."""
         logs = recording()
         started = perf_counter() if logs else 0.0
-        moving = self._moving
-        if len(moving) == 1:
-            one = small.exchange_one(blocks[moving[0]], self._token, self)
-            found = None if one is None else {moving[0]: one}
+        rounds = self._rounds
+        if len(rounds) == 1:
+            one = small.exchange_one(blocks[rounds[0].operand], self._token, self)
+            found = None if one is None else [one]
         else:
-            told = small.exchange([blocks[i] for i in moving], self._token, self)
-            found = None if told is None else dict(zip(moving, told, strict=True))
-        communicator = self._communicator
-        if logs and found is not None and communicator is not None:
-            rank = communicator.ranks[communicator.rank]
-            names = {step.name for step in self._steps}
-            name = names.pop() if len(names) == 1 else "exchange"
-            nbytes = sum(step.bytes_received(rank) for step in self._steps)
-            record(name, communicator.name, nbytes, perf_counter() - started)
+            found = small.exchange([blocks[i.operand] for i in rounds], self._token, self)
+        if logs and found is not None:
+            steps = [step for one in rounds for step in one.steps]
+            _record(steps, rounds[0].communicator, started)
         return found
+
+    def _read(self, one: _Round, block: np.ndarray, out: np.ndarray, number: int) -> None:
+        """Copy into the result what others have of an operand.
+
+        The copies of a round are made before the next: what travels in a slot is there till then.
+        """
+        logs = recording()
+        started = perf_counter() if logs else 0.0
+        with one.communicator.views(block, number, self, closing=one.is_last) as views:
+            pairs = [(out[target], views[peer][source]) for peer, source, target in one.copies]
+            copy_boxes(pairs, total=out.nbytes)
+        if any(step.lends for step in one.steps):
+            _memory.lend(block)
+        if logs:
+            _record(one.steps, one.communicator, started)
 
     def _move(self, blocks: Sequence[Buffer]) -> list[Buffer]:
         """Return the blocks of the parts in the result."""
@@ -247,9 +243,12 @@ class Joined:
         return redistribute_together(found, moves)
 
 
-def _is_private(block: Buffer) -> bool:
-    """Tell whether others cannot read a block that is too large to be copied for them again."""
-    return bool(block.nbytes >= _memory.POOLED_BYTES and not _memory.is_shared(block))
+def _record(steps: Sequence[_Exchange], communicator: Communicator, started: float) -> None:
+    rank = communicator.ranks[communicator.rank]
+    names = {step.name for step in steps}
+    name = names.pop() if len(names) == 1 else "exchange"
+    nbytes = sum(step.bytes_received(rank) for step in steps)
+    record(name, communicator.name, nbytes, perf_counter() - started)
 
 
 def _offset(part: Part, operands: Sequence[Layout], axis: int, coordinate: Any) -> int:
@@ -260,9 +259,8 @@ def _offset(part: Part, operands: Sequence[Layout], axis: int, coordinate: Any) 
     return part.start + own[axis][0] - whole[axis][0] if own[axis][0] < own[axis][1] else 0
 
 
-def _takes(steps: Sequence[BoundStep], part: Part, me: int) -> Iterator[tuple[int, Region, Region]]:
+def _takes(step: BoundStep | None, part: Part, me: int) -> Iterator[tuple[int, Region, Region]]:
     """Yield from which rank's block a part is taken, where it is there and in its own new block."""
-    (step,) = steps or (None,)
     if isinstance(step, _Exchange):
         for peers, source, target in step.takes:
             yield peers[0], source, target

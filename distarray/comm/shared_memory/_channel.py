@@ -49,6 +49,7 @@ from distarray.comm.shared_memory._slots import (
     BYTES,
     CORE,
     GONE,
+    INLINE_BLOCK,
     INLINE_BYTES,
     KIND,
     MAX_NDIM,
@@ -235,7 +236,7 @@ class Channel:
         Returns what must stay alive until all have read it.
         """
         slot = self._mine[self._round & 1]
-        if block.nbytes <= INLINE_BYTES:
+        if block.nbytes <= INLINE_BLOCK:
             slot.put(block)
             return None
         lent, kind = block, BLOCK_IN_ARENA
