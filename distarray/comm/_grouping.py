@@ -112,9 +112,10 @@ def group_rows(owner: np.ndarray, size: int) -> Parcels:
             raise _no_owner(size)
 
     def by_numpy() -> None:
-        if owner.size and not 0 <= owner.min() <= owner.max() < size:
+        words = owner.astype(np.intp, copy=False)
+        if words.size and words.view(np.uintp).max() >= size:  # what is negative is large there
             raise _no_owner(size)
-        counts = np.bincount(owner.astype(np.intp, copy=False), minlength=size)
+        counts = np.bincount(words, minlength=size)
         np.cumsum(counts, out=offsets[1:])
         narrow = owner.astype(np.uint16, copy=False) if size <= 1 << 16 else owner  # a radix sort
         order[...] = np.argsort(narrow, kind="stable")

@@ -110,6 +110,7 @@ def pull_rows(
     *,
     out: Buffer | None = None,
     error: Exception | None = None,
+    alike: bool = False,
 ) -> Buffer:
     """Return rows of all ranks' blocks.
 
@@ -127,6 +128,8 @@ def pull_rows(
         As for `push_rows`.
     out : Buffer, optional
         Where they go, on the device of the block; by default to a new array.
+    alike : bool
+        Whether no rank can find an error that others do not find: then none passes one.
     """
     started, logs = perf_counter(), _log.recording()
     if error is not None:
@@ -147,7 +150,8 @@ def pull_rows(
         return out
     with _log.pause_logs():
         if in_place:
-            gather_words(comm, (), token, what, error)
+            if not alike:
+                gather_words(comm, (), token, what, error)
             with comm.views(rows, token + 1, what) as views:
                 own = take_rows_of_all(views, blocks, number, out, comm.rank)
             count = len(number) - own

@@ -425,7 +425,17 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         if comm is None:
             take_rows(rows, number, flat)
         else:
-            pull_rows(comm, rows, index.rows, number, index.token, step, out=flat, error=error)
+            pull_rows(
+                comm,
+                rows,
+                index.rows,
+                number,
+                index.token,
+                step,
+                out=flat,
+                error=error,
+                alike=index.known is not None,
+            )
         return out.transpose(order) if turns else out
 
     dtype = step.call.dtypes[0]

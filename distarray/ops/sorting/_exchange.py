@@ -20,8 +20,12 @@ from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_cuts
 from distarray.typing import Buffer
 
-GATHERED_BYTES: Final = 32 * 1024
-"""So much of all ranks together every rank gets and orders: that takes one round, and not ten."""
+GATHERED_BYTES: Final = 128 * 1024
+"""So much of all ranks together every rank gets and orders: that takes one round, and not ten.
+
+Of 128 KiB that took 60 us on two ranks of Zen 5, and to find where each rank's part is cut, and to
+exchange, 370.
+"""
 
 
 def sort_across(
@@ -72,7 +76,7 @@ def sort_across(
     -----
     Distribution: counts of at most 64 KiB are reduced some times (8 of float64 at most), then every
     item and its payload moves to its place, once. Memory: a sorted copy and what arrives, twice.
-    Lines of at most 32 KiB, payload included, are gathered instead, and sorted on every rank.
+    Lines of at most 128 KiB, payload included, are gathered instead, and sorted on every rank.
     """
     if lines.ndim == 1:
         found, carried = sort_across(
