@@ -58,7 +58,7 @@ def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
     if name in PLAIN:
         works[FRESH] = lambda: PLAIN[name](x, y)
     if name == "7-point stencil":  # a function of blocks returns a new one each time
-        works[FRESH] = lambda: by_hand.operation(name, x, y, r)()
+        works[FRESH] = lambda: by_hand.operation(name, x, y, r)()  # noqa: PLW0108
     if name == "x + y":
         works[ALONE] = _alone(comm, size)
     gc.collect()

@@ -252,6 +252,14 @@ MUTANTS = (
         3,
     ),
     Mutant(
+        "operands of a join are given back before all have read them",
+        "redistribute/_joined.py",
+        "closing=one.is_last",
+        "closing=False",
+        ("mpi/test_shapes.py::test_operands_change_once_a_join_is_done",),
+        2,
+    ),
+    Mutant(
         "parts of a join are read where they begin in the own block",
         "redistribute/_joined.py",
         "_offset(part, operands, axis, coordinate))\n                target",
@@ -435,9 +443,9 @@ MUTANTS = (
     ),
     Mutant(
         "blocks that others read have one item's strides",
-        "comm/shared_memory/_channel.py",
-        "strides = tuple(words[SHAPE + ndim : SHAPE + 2 * ndim])",
-        "strides = np.empty(shape, dtype).strides",
+        "comm/shared_memory/_slots.py",
+        "return np.ndarray(shape, dtype, buffer, offset, strides)",
+        "return np.ndarray(shape, dtype, buffer, offset)",
         ("mpi/comm/test_node_local.py",),
         2,
     ),

@@ -77,6 +77,12 @@ _MOST_READ = 8
 """Part of a block, one in so many, from which on it counts as read by others: to write zeros first
 costs a tenth of what it costs to write over what they have read (`kernels._loop_nest`)."""
 
+
+def is_mostly_read(sent: int, held: int) -> bool:
+    """Tell whether others read most of a block, by the bytes that they read and those it has."""
+    return _MOST_READ * sent >= held
+
+
 _ON_GPU = 0x1AD69E8B247F843C  # any number of 62 bits does
 _PROGRAMS_KEPT = 4096  # any number of this size does
 _programs: dict[tuple[Layout, Layout, np.dtype[Any], int | None, bool], tuple[BoundStep, ...]] = {}
@@ -405,6 +411,10 @@ class _Collective(ABC):
         """Return the bytes that a rank of the meshes takes from others."""
         return self._step.bytes_received(rank)
 
+    def bytes_sent(self, rank: int) -> int:
+        """Return the bytes that others take from a rank of the meshes."""
+        return self._step.bytes_sent(rank)
+
     def __str__(self) -> str:
         step = self._step
         rounds = f" in {step.rounds} rounds" if step.rounds > 1 else ""
@@ -492,7 +502,7 @@ class _Exchange(_Collective):
         if self._op not in (None, "avg") and not self._is_pooled and self._takes_all(rank):
             self._combine = plain_ufunc(self._op, self._dtype)
         sent = 0 if communicator is None else step.bytes_sent(rank)
-        self._lends = _MOST_READ * sent >= self._held(rank) * step.dtype.itemsize
+        self._lends = is_mostly_read(sent, self._held(rank) * step.dtype.itemsize)
         """Whether others read most of the own block."""
 
     def _held(self, rank: int) -> int:
@@ -647,11 +657,6 @@ class _Exchange(_Collective):
     def reduces(self) -> bool:
         """Whether what arrives is reduced."""
         return self._op is not None
-
-    @property
-    def lends(self) -> bool:
-        """Whether others read most of the own block."""
-        return self._lends
 
     @contextlib.contextmanager
     def pieces(self, local: Buffer, purpose: Purpose | None) -> Iterator[list[Piece]]:

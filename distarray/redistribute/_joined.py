@@ -30,6 +30,7 @@ from distarray.redistribute._execute import (
     _Exchange,
     _Local,
     bound_steps,
+    is_mostly_read,
     redistribute_local,
     redistribute_together,
 )
@@ -61,6 +62,8 @@ class _Round(NamedTuple):
     """Rank of whose block a part is taken, where it is there and in the result."""
     is_last: bool
     """Whether no other round of the communicator follows."""
+    lends: bool
+    """Whether others read most of the own block."""
 
 
 class Joined:
@@ -146,7 +149,9 @@ class Joined:
                 assert communicator is not None  # asked before
                 ranks, me = communicator.ranks, communicator.rank
                 key = part.operand, communicator
-                takes = rounds.setdefault(key, _Round(part.operand, communicator, [], [], False))
+                takes = rounds.setdefault(
+                    key, _Round(part.operand, communicator, [], [], False, False)
+                )
                 takes.steps.append(step)
             for peer, source, target in _takes(step, part, me):
                 coordinate = mesh.coordinate_of(ranks[peer])
@@ -157,10 +162,11 @@ class Joined:
                 else:
                     takes.copies.append((peer, source, target))
         last = {communicator: operand for operand, communicator in rounds}
-        self._rounds = [
-            one._replace(is_last=last[communicator] == operand)
-            for (operand, communicator), one in rounds.items()
-        ]
+        for (operand, communicator), one in rounds.items():
+            sent = sum(step.bytes_sent(mesh.rank) for step in one.steps)
+            held = prod(operands[operand].local_shape()) * dtype.itemsize
+            is_last = last[communicator] == operand
+            self._rounds.append(one._replace(is_last=is_last, lends=is_mostly_read(sent, held)))
         self._own = own
         sources = [(operands[one.operand], dtype) for one in self._rounds]
         if len(communicators) == 1 and are_small(sources):
@@ -229,7 +235,7 @@ class Joined:
         with one.communicator.views(block, number, self, closing=one.is_last) as views:
             pairs = [(out[target], views[peer][source]) for peer, source, target in one.copies]
             copy_boxes(pairs, total=out.nbytes)
-        if any(step.lends for step in one.steps):
+        if one.lends:
             _memory.lend(block)
         if logs:
             _record(one.steps, one.communicator, started)

@@ -10,6 +10,7 @@ import pytest
 
 from distarray.array._array import DistArray, distribute_array
 from distarray.comm import DeviceMesh
+from distarray.comm.shared_memory import _arena
 from distarray.errors import IndexingError
 from distarray.layout import Replicate, Shard
 from distarray.ops.manipulation import _joining as joining
@@ -95,3 +96,63 @@ def test_bad_index_leaves_the_ranks_in_step(x: DistArray) -> None:
         x.reshape(5, 5)
     same(joining.concat([x, x], axis=1), np.concatenate([WHOLE, WHOLE], 1))
     same(shaping.moveaxis(x, 0, 1), WHOLE.T)
+
+
+def large(comm: Any, columns: int, rows: int = 5) -> tuple[np.ndarray, DistArray]:
+    """Make an array of some rows a rank, and one row more, in memory that others can read."""
+    whole = np.arange((rows * comm.size + 1.0) * columns).reshape(-1, columns)
+    x = distribute_array(whole, DeviceMesh(list(range(comm.size)), comm=comm), [Shard(0)], src=None)
+    return whole, x + 0
+
+
+def test_joins_of_blocks_of_all_sizes_agree_with_numpy(comm: Any) -> None:
+    a, x = large(comm, 4000)
+    for chosen in ((x, x[2:4], x[1:2], -x), (x[:1], x, x[3:5]), (x, -x), (x[:2], -x[:2])):
+        for _ in range(3):  # also where memory is what others have read before
+            expected = np.concatenate([one.full_array() for one in chosen])
+            same(joining.concat(chosen), expected)
+    for shift in (1, 7, -2):
+        same(np.roll(x, shift, 0), np.roll(a, shift, 0))
+    same(np.tile(x, (3, 1)), np.tile(a, (3, 1)))
+
+
+def test_operands_change_once_a_join_is_done(comm: Any) -> None:
+    a, x = large(comm, 4000)
+    y = x + 1
+    for turn in range(20):
+        joined = joining.concat([x, y])
+        x += 1
+        y += 1
+        same(joined, np.concatenate([a, a + 1]) + turn)
+
+
+def rounds_of(x: DistArray, call: Callable[[], Any]) -> int:
+    """Count the rounds of a second call."""
+    call()
+    channel = x.mesh.communicator((0,))._group.connect()  # type: ignore[attr-defined]
+    before = channel.joined
+    call()
+    return int(channel.joined - before)
+
+
+def test_each_operand_is_read_in_one_round(comm: Any) -> None:
+    _, x = large(comm, 4000)
+    y = -x
+    if comm.size == 1 or not x.mesh.communicator((0,)).reaches_all():
+        pytest.skip("no rank reads what others have")
+    assert rounds_of(x, lambda: np.roll(x, 1, 0)) == 2
+    assert rounds_of(x, lambda: joining.concat([x, y])) == 3
+    assert rounds_of(x, lambda: np.take(x, [5, 0], 0)) == 2  # every rank knows these
+    small = x[:, :1000] + 0
+    assert rounds_of(x, lambda: small.redistribute([Shard(1)])) == 1
+    assert rounds_of(x, lambda: joining.concat([small, small])) == 1
+
+
+def test_few_rows_that_others_read_do_not_make_a_block_lent(comm: Any) -> None:
+    _, x = large(comm, 4000, rows=20)
+    if comm.size == 1 or not x.mesh.communicator((0,)).reaches_all():
+        pytest.skip("no rank reads what others have")
+    lease = _arena.lease_of(x._local)
+    assert lease is not None
+    np.roll(x, 1, 0)
+    assert lease._stretch[0] not in _arena.arena().lent

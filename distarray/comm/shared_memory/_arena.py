@@ -19,6 +19,7 @@ import os
 import threading
 from bisect import bisect_left, insort
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -289,6 +290,7 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+@lru_cache(maxsize=256)  # a tenth of the time of a lease; any number of this size does
 def _size_class(nbytes: int) -> int:
     """Round up so that blocks of nearly equal size reuse each other: at most 1/8 more, in pages.
 

@@ -614,11 +614,11 @@ IndexingError
 Notes
 -----
 Distribution: where no reduced axis is cut nothing is sent. Up to 32 lines are gathered where all
-are 128 KiB at most. Else those of which a rank has more than 131,072 items, and fewer than there are
-ranks, are searched one by one: of each 65,536 items or fewer are gathered, and some ten sums of 64
-KiB at most go around; memory: about 2 percent of the block, all of it where most items are equal or
-more than four places lie apart. Of other lines the reduced axes are brought together first, and the
-longest of the others is cut instead; of up to 32 every rank gets all quantiles then. Partial
+are 128 KiB at most. Else those of which a rank has more than 131,072 items, and fewer than there
+are ranks, are searched one by one: of each 65,536 items or fewer are gathered, and some ten sums of
+64 KiB at most go around; memory: about 2 percent of the block, all of it where most items are equal
+or more than four places lie apart. Of other lines the reduced axes are brought together first, and
+the longest of the others is cut instead; of up to 32 every rank gets all quantiles then. Partial
 inputs are reduced first. Weighted sums are added up in another order than NumPy's. Blocks on a GPU
 are computed on by NumPy on the host.
 

@@ -157,6 +157,26 @@ def test_rolls_and_tiles_along_a_cut_axis_are_one_exchange() -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only  # those of a node are read in place
+def test_large_operands_of_a_join_are_read_in_one_round_each() -> None:
+    values = np.arange(8 * 4096.0).reshape(8, 4096)
+
+    def program() -> None:
+        x = da.asarray(values).redistribute([Shard(0)])
+        for shift in (1, 2):
+            with CommLog() as log:
+                found = joining.roll(x, shift, 0)
+            agrees(found, np.roll(values, shift, 0))
+            assert log.count() == 1
+            assert log.bytes() == shift * values[0].nbytes
+        with CommLog() as log:
+            found = joining.concat([x, x[:3], -x])
+        agrees(found, np.concatenate([values, values[:3], -values]))
+        assert log.count() == 3
+
+    on_ranks(program)
+
+
 @pytest.mark.host_only  # where memory comes from the pool
 def test_large_parts_are_copied_once_from_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, take = [], _arena.take
