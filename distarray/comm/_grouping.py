@@ -30,6 +30,9 @@ _COMPRESSED: Final = (1, 2, 4, 8, 16)
 _MERGED: Final = frozenset(("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))
 """Bytes of a cache line; of the moves, and of the items, that kernels know; kinds of items."""
 
+_FEW_ROWS: Final = 32
+"""So many are copied one by one: each takes 0.25 us on Zen 5, and to group them by block 16."""
+
 _AHEAD: Final = 32
 _AHEAD_BYTES: Final = 64 * 1024
 """So many rows ahead the kernels ask for the next ones, but no more bytes than the second cache
@@ -307,6 +310,13 @@ def take_rows_of_all(
         nonlocal found
         found = _move_rows(run, views, blocks.offsets, number, out, None, n, own)
 
+    def one_by_one() -> None:
+        nonlocal found
+        owner, place = (words.tolist() for words in blocks.divide(number))
+        for i, (rank, row) in enumerate(zip(owner, place, strict=True)):
+            out[i] = views[rank][row]
+        found = owner.count(own)
+
     def in_groups() -> None:
         nonlocal found
         parcels, place = group_numbers(blocks, number)
@@ -317,7 +327,9 @@ def take_rows_of_all(
                 found = stretch.stop - stretch.start
 
     usual = _are_words(number) and all(view[:1].flags.c_contiguous for view in views)
-    if not _backend.is_numpy(out) or not usual or out.nbytes < _KERNEL_BYTES:
+    if _backend.is_numpy(out) and n <= _FEW_ROWS and out.nbytes < _KERNEL_BYTES:
+        one_by_one()
+    elif not _backend.is_numpy(out) or not usual or out.nbytes < _KERNEL_BYTES:
         in_groups()
     else:
         job = f"take {out.nbytes // n} of several"

@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 
 import distarray as da
-from distarray.comm import _states, simulate
+from distarray.comm import _grouping, _states, simulate
 from distarray.core import new_array
 from distarray.core.engine import _pipeline
 from distarray.core.families import _folding
@@ -83,6 +83,7 @@ SMALL_LIMITS: dict[Any, dict[str, int]] = {
     _extraction: {"FEW_BYTES": 0},
     _selection: {"SPREAD_ITEMS": 20},
     _states: {"SMALL_BYTES": 0, "FOLDED_BY_ALL": 0},
+    _grouping: {"_FEW_ROWS": 0},
     _execute: {"_READ_BY_ALL": 0},
     _pipeline: {"_MANY_STATES": 0, "FOLDED_BY_ALL": 0},
     _folding: {"_SMALL": 0},

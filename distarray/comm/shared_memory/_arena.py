@@ -137,10 +137,13 @@ class Arena:
         """
         size = _size_class(nbytes)
         with self._lock:
+            held, offset = size, self._take_returned(size)
             if self.returned:
                 self._collect()
-            idle = size if self._idle.get(size) else self._larger_idle(size)
-            offset = self._take_idle(idle) if idle else self._fresh(size, nbytes)
+            if offset is None:
+                idle = size if self._idle.get(size) else self._larger_idle(size)
+                held = idle or size
+                offset = self._take_idle(idle) if idle else self._fresh(size, nbytes)
             if offset is None:
                 return None
             self._in_use += size
@@ -153,7 +156,7 @@ class Arena:
             shift = 0
             if _begins_at_huge_page(size):
                 shift = self._shift = (self._shift - _STAGGER) % _PAGE
-        return Lease(self, (offset, size, idle or size), nbytes, shift, was_lent)
+        return Lease(self, (offset, size, held), nbytes, shift, was_lent)
 
     def trim(self, keep: int = 0) -> None:
         """Give idle stretches back to the system until at most ``keep`` bytes stay warm."""
@@ -170,6 +173,20 @@ class Arena:
         """Return where an array's first element lies in this arena; None if elsewhere."""
         offset = address_of(array) - self.address
         return offset if 0 <= offset < self.capacity else None
+
+    def _take_returned(self, size: int) -> int | None:
+        """Return where the stretch begins that came back last, if it is of this size.
+
+        In loops it mostly is, and goes out again without being listed.
+        """
+        if not self.returned:
+            return None
+        offset, used, held = last = self.returned.pop()
+        if held != size:
+            self.returned.append(last)
+            return None
+        self._in_use -= used
+        return offset
 
     def _collect(self) -> None:
         """Move what arrays have returned since the last call to the idle lists."""

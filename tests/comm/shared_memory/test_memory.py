@@ -169,6 +169,22 @@ def test_limit_from_the_environment_is_a_number_of_bytes(monkeypatch):
             _arena.Arena()
 
 
+def test_stretch_that_came_back_last_goes_out_again() -> None:
+    arena = _arena.Arena()
+    held = [arena.lease(nbytes * MEBIBYTE) for nbytes in (3, 1, 2, 1)]
+    in_use = arena.stats().in_use
+    places = [one._stretch[0] for one in held if one is not None]
+    while held:
+        held.pop(0)
+    again = [arena.lease(nbytes * MEBIBYTE) for nbytes in (1, 1, 3, 2)]
+    assert [one._stretch[0] for one in again if one is not None] == [
+        places[i] for i in (3, 1, 0, 2)
+    ]
+    assert arena.stats()[:2] == (in_use, 0)
+    del again
+    assert arena.stats()[:2] == (0, in_use)
+
+
 def test_idle_memory_makes_room_for_many_small_blocks(monkeypatch):
     arena = _arena.Arena()
     leases = [arena.lease(MEBIBYTE) for _ in range(8)]
