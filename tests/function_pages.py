@@ -126,7 +126,7 @@ _FACTORIZED = (
 )
 _SAMPLES = "of 1024 samples of 4 variables, rowvar=False; where variables are cut, items travel"
 _POINTS = "among points that every process has; where these are cut, about a block is sent"
-_SELECTED = "of 1024 x 1024 numbers, 8 MiB; those of 32 KiB at most are gathered"
+_SELECTED = "of 1024 x 1024 numbers, 8 MiB; those of 128 KiB at most are gathered"
 NOTES = {
     **{
         f"linalg.{name}": _FACTORIZED

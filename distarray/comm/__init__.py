@@ -47,6 +47,7 @@ from distarray.comm._log import (
     recording,
     register_worker_test,
 )
+from distarray.comm._memory import POOLED_BYTES
 from distarray.comm._packing import copy_box, copy_boxes, lies_in_long_runs, pack
 from distarray.comm._reductions import (
     BFLOAT16,
@@ -80,6 +81,7 @@ from distarray.comm.simulated._ranks import simulate, simulated_world
 __all__ = [
     "BFLOAT16",
     "FOLDED_BY_ALL",
+    "POOLED_BYTES",
     "SMALL_BYTES",
     "Blocks",
     "CommLog",

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, _memory
+from distarray.comm import POOLED_BYTES, Communicator
 from distarray.layout import Layout
 
 _MOST_BYTES: Final = 128 * 1024
-"""Of the blocks of a rank, together, each of fewer than `_memory.POOLED_BYTES`: larger ones lie
+"""Of the blocks of a rank, together, each of fewer than `POOLED_BYTES`: larger ones lie
 where others can read them. Any number that slots hold does. Of two blocks of 60 KiB to join them
 took 40 us on two ranks of Zen 5 otherwise, and takes 17."""
 
@@ -104,7 +104,7 @@ class SmallBlocks:
 def are_small(sources: Sequence[tuple[Layout, np.dtype[Any]]]) -> bool:
     """Tell whether blocks of some layouts may travel together."""
     sizes = [largest_block(*source) for source in sources]
-    return sum(sizes) <= _MOST_BYTES and max(sizes, default=0) < _memory.POOLED_BYTES
+    return sum(sizes) <= _MOST_BYTES and max(sizes, default=0) < POOLED_BYTES
 
 
 def largest_block(layout: Layout, dtype: np.dtype[Any]) -> int:
