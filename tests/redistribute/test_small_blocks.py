@@ -59,6 +59,7 @@ def test_blocks_of_several_arrays_become_what_each_becomes(
     reset()
 
 
+@pytest.mark.host_only  # blocks on GPUs move one after another
 def test_joined_parts_travel_in_one_round() -> None:
     def program() -> None:
         x, y = da.arange(6.0), da.arange(10)
