@@ -164,8 +164,8 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     Notes
     -----
     Distribution: the items of `x` go to where the default split has them, and the values as for
-    `put`. Memory: a byte for each item of the axis on the process, beside the result, and of
-    several places in an array 24 bytes each.
+    `put`. Memory: of several places a byte for each item of the axis on the process, beside the
+    result, and in an array 24 bytes each.
 
     Examples
     --------
@@ -198,9 +198,14 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     layout = resize_axis(x._layout.without_partial(), along, size + count)
     out = empty_like(x, shape=layout.shape, mesh=layout.mesh, placements=layout.placements)
     before = (slice(None),) * along
-    mine = ones((size + count,), dtype=bool, mesh=x._layout.mesh)
-    setitem(mine, where, False)
-    setitem(out, (*before, mine), x)
+    if isinstance(where, slice) and where.step is None:  # items before and after it stay together
+        start, stop = where.start, where.stop
+        setitem(out, (*before, slice(start)), getitem(x, (*before, slice(start))))
+        setitem(out, (*before, slice(stop, None)), getitem(x, (*before, slice(start, None))))
+    else:
+        mine = ones((size + count,), dtype=bool, mesh=x._layout.mesh)
+        setitem(mine, where, False)
+        setitem(out, (*before, mine), x)
     setitem(out, (*before, where), values)
     return out
 

@@ -114,3 +114,18 @@ def test_a_place_out_of_range_is_refused_outside_as_well() -> None:
             da.delete(x, [1, 9], 0)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("place", [0, 3, 8, -1])
+@pytest.mark.parametrize("placement", [da.Shard(0), da.Shard(1), da.Replicate(), da.Partial()])
+def test_rows_at_one_place_leave_the_others_together(place: int, placement: Any) -> None:
+    values, more = np.arange(32.0).reshape(8, 4), np.array([[-1.0], [-2], [-3]])
+
+    def program() -> None:
+        x = da.asarray(values).redistribute([placement])
+        with da.CommLog() as log:
+            found = da.insert(x, [place], more, axis=0)
+        agrees(found, np.insert(values, [place], more, axis=0))
+        assert "all_gather" not in {record.collective for record in log.records}
+
+    on_ranks(program)
