@@ -1,16 +1,18 @@
 """Random numbers for a local block, each a function of key, call and global index alone.
 
-Numba's kernels serve as soon as NumPy has taken as long as loading, or compiling, them does. NumPy
-runs the same formulas otherwise, and gives the same bits. Measured per value on one core, beside
-NumPy's default generator: uniform floats 1.3 times its time, integers 1.3 to 1.7 times, normal
-floats half of it. The formulas in NumPy take 5 to 10 times as long as the kernels.
+NumPy's own Philox draws the numbers of consecutive items, from any of them on: its state is set to
+their counter. Numba's kernels make the same bits, and what becomes of them, and serve as soon as
+NumPy has taken as long as loading, or compiling, them does. Measured for a value on one core (Zen
+5), kernels and without them, beside NumPy's default generator: uniform floats 0.8 and 3.2 ns (1.8),
+integers KK and NN (II), normal floats 1.5 and MM (10), exponential ones EE and FF (4.8).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,26 +26,29 @@ from distarray.comm.kernels import (
     run_in_threads,
     thread_count,
 )
-from distarray.random import _formulas
+from distarray.random import _arrays, _formulas
 from distarray.typing import Box, Buffer, Shape
 
-_DEAR: Final = 45
-"""So many times as long as for a plain copy NumPy takes, as measured on Zen 4: 35 ns a value for
-0.8."""
-_CALL_BYTES: Final = 24 * 1024
-"""As long as for so many bytes NumPy takes for no value: 60 to 130 us."""
+_DEAR: Final = {"uniform": 4, "integer": 8, "normal": 16, "exponential": 16}
+"""So many times as long as for a plain copy NumPy takes: see above, a value is copied in 0.8 ns."""
+_CALL_BYTES: Final = 16 * 1024
+"""As long as for so many bytes NumPy takes for no value of those that take 16 times as long."""
+_SCATTERED: Final = 20
+"""So many times as long as for a copy NumPy takes where indices have gaps."""
 BATCH: Final = 256
-"""Words of each of a kernel's six scratch memories: 12 KiB, which the first-level cache holds."""
+"""Counter blocks at a time: a kernel's scratch memory of 16 KiB is in the first-level cache."""
 PIECE: Final = 16_384
-"""Elements that NumPy makes at a time: their temporaries are in the second-level cache. A block of
-2**19 takes 17 ms by any number from 4,096 to 32,768."""
+"""Items that NumPy makes at a time: their temporaries are in the second-level cache."""
 
 _FEW: Final = 12
-"""Up to so many elements are made one by one, of Python's numbers."""
-_FEWER: Final = 4
-"""Up to so many are worth no kernel that is not loaded: two take 9 us, by a kernel 7."""
-_FEWER_BYTES: Final = 3 * 1024
-"""As long as for so many bytes NumPy takes for them, see `_CALL_BYTES`."""
+"""Up to so many numbers are made one by one, of Python's; and by no kernel."""
+_LONG: Final = 128
+"""Items of rows that are drawn one by one: setting the state takes as long as drawing 600 items."""
+_GAP: Final = 600
+"""What lies between items is drawn along up to here: that takes no longer than a new start."""
+_FORMULA: Final = 30
+"""As long as for so many items takes one by the formula; the calls for all take `_CALLS`."""
+_CALLS: Final = 50_000
 
 _KERNELS: Final = "distarray.random._kernels"
 
@@ -70,7 +75,7 @@ def fill_floats(
     kind
         "uniform" in [0, 1), standard "normal" or standard "exponential".
     key
-        Two words of 32 bits, from the seed.
+        Two words of 64 bits, from the seed.
     call
         Number of the call.
     shape, box
@@ -146,50 +151,48 @@ def _fill_on_host(
 ) -> None:
     corner, sizes, _, addresses = geometry
     is_integer = kind == "integer"
-    name = _name_of(flat.dtype)
-    by = kernel(_KERNELS, "fill", kind, name)
-    if flat.size <= _FEWER and not is_integer and not by.pays(_DEAR * _FEWER_BYTES):
-        loc, scale, _ = parameters
-        numbers = _few(kind, few_indices_of(geometry, first, flat.size), words, flat.dtype)
-        moved = [loc + scale * one for one in numbers]
-        if flat.itemsize == 8:
-            flat[:] = moved
+
+    def in_parts(fill_part: Callable[[int, int], None]) -> None:
+        parts = thread_count(4 * flat.nbytes)
+        if parts == 1:
+            fill_part(0, flat.size)
         else:
-            with np.errstate(over="ignore"):
-                flat[:] = moved
-        return
-    given = (0.0, 0.0, *map(int, parameters)) if is_integer else (*parameters[:2], 0, 0, 0)
+            cuts = [flat.size * i // parts for i in range(parts + 1)]
+            run_in_threads(lambda cut: fill_part(*cut), itertools.pairwise(cuts))
 
     def by_kernel(run: Any) -> None:
         items, of_words = address_of(flat), address_of(words)
+        given = (0.0, 0.0, *map(int, parameters)) if is_integer else (*parameters[:2], 0, 0, 0)
 
-        def fill_part(cut: tuple[int, int]) -> None:
-            start, stop = cut
-            scratch = np.empty((6, BATCH), np.uint64)
+        def fill_part(start: int, stop: int) -> None:
+            scratch = np.empty(9 * BATCH, np.uint64)
             memory = address_of(scratch)
+            made, blocks = memory + 32 * BATCH, memory + 64 * BATCH
             run(
-                items + start * flat.itemsize, stop - start,
-                *range(memory, memory + scratch.nbytes, 8 * BATCH),
+                items + start * flat.itemsize, stop - start, memory, made, made, blocks,
                 first + start, *addresses, sizes.size, corner, of_words, *given,
             )  # fmt: skip
 
-        parts = thread_count(4 * flat.nbytes)
-        if parts == 1:
-            fill_part((0, flat.size))
-        else:
-            cuts = [flat.size * i // parts for i in range(parts + 1)]
-            run_in_threads(fill_part, itertools.pairwise(cuts))
+        in_parts(fill_part)
 
     def by_numpy() -> None:
-        for start in range(0, flat.size, PIECE):
-            piece = flat[start : start + PIECE]
-            places = np.arange(first + start, first + start + piece.size)
-            index = indices_of(geometry, places)
-            with np.errstate(over="ignore"):  # float32 has its infinities, as in the kernels
-                piece[:] = _draw(kind, index, words, piece.dtype, *parameters, ascends=True)
+        make = _make_integers if is_integer else _make_floats
 
-    nbytes = max(flat.nbytes, _CALL_BYTES)
-    run_faster(f"random {kind} {name}", nbytes, by, by_kernel, by_numpy, _DEAR)
+        def fill_part(start: int, stop: int) -> None:
+            memory = _arrays.memory_for(min(stop - start, PIECE))
+            for at in range(start, stop, PIECE):
+                piece = flat[at : min(at + PIECE, stop)]
+                make(piece, kind, words, geometry, first + at, *parameters, memory)
+
+        in_parts(fill_part)
+
+    if flat.size <= _FEW:
+        by_numpy()
+        return
+    name, dear = _name_of(flat.dtype), _DEAR[kind]
+    nbytes = max(flat.nbytes, _CALL_BYTES) if dear == _DEAR["normal"] else flat.nbytes
+    by = kernel(_KERNELS, "fill", kind, name)
+    run_faster(f"random {kind} {name}", nbytes, by, by_kernel, by_numpy, dear)
 
 
 @functools.cache
@@ -198,115 +201,268 @@ def _name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
+_NONE: Final = np.array(0.0)
 _ZERO: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
 
 
 def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Return the numbers of elements, given by their global linear indices.
+    """Return the numbers of items, given by their global linear indices.
 
     Float64 as of `fill`; of kind "integer" 64 random bits, as uint64.
     """
-    is_integer = kind == "integer"
-    out = np.empty(index.shape, np.uint64 if is_integer else np.float64)
-    index = np.ascontiguousarray(index)
+    out = np.empty(index.shape, np.uint64 if kind == "integer" else np.float64)
+    index = np.ascontiguousarray(index).reshape(-1)
 
     def by_kernel(run: Any) -> None:
-        run(address_of(out), out.size, address_of(index), address_of(words))
+        scratch = np.empty(5 * BATCH, np.uint64)
+        memory = address_of(scratch)
+        blocks = memory + 32 * BATCH
+        run(address_of(out), out.size, memory, blocks, address_of(index), address_of(words))
 
     def by_numpy() -> None:
-        parameters = (_ZERO,) * 3 if is_integer else (0.0, 1.0, 0.0)
-        out[...] = _draw(kind, index, words, out.dtype, *parameters, ascends=False)
+        flat = out.reshape(-1)
+        for at in range(0, flat.size, PIECE):
+            flat[at : at + PIECE] = _scattered(kind, index[at : at + PIECE], words, out.dtype)
 
-    nbytes = max(out.nbytes, _CALL_BYTES)
+    if out.size <= _FEW:
+        by_numpy()
+        return out
     by = kernel(_KERNELS, "draw", kind)
-    run_faster(f"random draw {kind}", nbytes, by, by_kernel, by_numpy, _DEAR)
+    nbytes = max(out.nbytes, _CALL_BYTES)
+    run_faster(f"random draw {kind}", nbytes, by, by_kernel, by_numpy, _SCATTERED)
     return out
 
 
-def _draw(
-    kind: str, index: np.ndarray, words: np.ndarray, dtype: Any, *parameters: Any, ascends: bool
+# --- by NumPy ------------------------------------------------------------------------------------
+
+
+def _make_floats(
+    out: np.ndarray,
+    kind: str,
+    words: np.ndarray,
+    geometry: Geometry,
+    first: int,
+    loc: float,
+    scale: float,
+    _: float,
+    memory: np.ndarray,
+) -> None:
+    found = _numbers(kind, words, geometry, first, out, memory)
+    if kind == "uniform" and loc == 0.0 and scale == 1.0:
+        if found is not out:
+            out[...] = found
+        return
+    if loc == 0.0 and scale == 1.0 and out.dtype == np.float64:
+        np.add(_NONE, found, out)  # there is no -0.0 then
+        return
+    with np.errstate(over="ignore"):  # as in the kernels
+        found *= scale
+        np.add(loc, found, out, casting="same_kind")
+
+
+def _make_integers(
+    out: np.ndarray,
+    kind: str,
+    words: np.ndarray,
+    geometry: Geometry,
+    first: int,
+    least: np.uint64,
+    among: np.uint64,
+    bound: np.uint64,
+    memory: np.ndarray,
+) -> None:
+    found = _numbers(kind, words, geometry, first, out, memory)
+    if among:
+        found, low = _arrays.scaled(found, int(among), memory)
+        attempt = 0
+        while low is not None and np.count_nonzero(refused := low < bound):
+            attempt += 1
+            again = np.flatnonzero(refused)
+            index = indices_of(geometry, first + again)
+            x = _scattered(kind, index, turned(words, attempt), found.dtype)
+            low = np.full(low.size, bound)
+            found[again], low[again] = _formulas.scaled(x, among)
+    out[...] = found if least == 0 else found + least
+
+
+def _numbers(
+    kind: str,
+    words: np.ndarray,
+    geometry: Geometry,
+    first: int,
+    out: np.ndarray,
+    memory: np.ndarray,
 ) -> np.ndarray:
-    """Return the numbers of elements, by NumPy; their indices may ascend."""
-    found: Any
-    if index.size > _FEW:
-        found = _standard(kind, index, words, dtype, ascends)
+    """Return random bits, or float64 before it is scaled, for what `out` holds; perhaps in it."""
+    corner, sizes, *_ = geometry
+    width, count = int(sizes[-1]), out.size
+    if sizes.size == 1:
+        runs = [(corner + first, count)]
+    elif width < _LONG:
+        index = indices_of(geometry, np.arange(first, first + count))
+        return _scattered(kind, index, words, out.dtype)
     else:
-        numbers = _few(kind, index.reshape(-1).tolist(), words, dtype)
-        found = np.array(numbers, np.uint64 if kind == "integer" else np.float64)
-        found = found.reshape(index.shape)
-    if kind == "integer":
-        least, count, bound = parameters
-        return least + _redraw(found, index, words, count, bound)
-    loc, scale, _ = parameters
-    return loc + scale * found
+        rows = np.arange(first - first % width, first + count, width)
+        runs = [(index, width) for index in indices_of(geometry, rows).tolist()]
+        runs[-1] = (runs[-1][0], first + count - int(rows[-1]))
+        skipped = first % width
+        runs[0] = (runs[0][0] + skipped, runs[0][1] - skipped)
+    if kind != "normal":
+        found = _along(kind, runs, count, words, out)
+        return _finished(found, kind, out.dtype, memory)
+    pairs = [(index & -2, (length + (index & 1) + 1) & -2) for index, length in runs]
+    found = _along(kind, pairs, sum(length for _, length in pairs), words, out)
+    _finished(found, kind, out.dtype, memory)
+    if found.size == count:
+        return found
+    parts, at = [], 0
+    for (index, length), (_, of_pairs) in zip(runs, pairs, strict=True):
+        start = at + (index & 1)
+        parts.append(found[start : start + length])
+        at += of_pairs
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _standard(
-    kind: str, index: np.ndarray, words: np.ndarray, dtype: Any, ascends: bool
+def _along(
+    kind: str, runs: Sequence[tuple[int, int]], count: int, words: np.ndarray, out: np.ndarray
 ) -> np.ndarray:
-    """Return the numbers of elements before they are scaled; or their random bits."""
-    n = index.size
-    start = int(index[0]) if ascends else 0
-    follow = ascends and int(index[-1]) - start == n - 1  # so that two share a block
-    blocks = _blocks_of(start, n) if follow else index >> _ONE
-    a, b = _formulas.philox(blocks, *words[2:4], *words[:2])
-    if kind == "normal":
-        a, b = _formulas.normal_pair(a, b)
-    if follow:
-        found = np.stack((a, b), axis=-1).reshape(-1)[start & 1 :][:n]
+    """Return what NumPy's Philox draws for runs of items: bits, or uniform float64."""
+    philox = _take_philox(words)
+    if _is_of_bits(kind, out.dtype):
+        drawn = [philox.bits(*run) for run in runs]
+        found = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
     else:
-        found = np.where((index & _ONE) == _ONE, b, a)
-    finish = _finish(_formulas, kind, dtype)
-    return found if finish is None else finish(found)
+        found = out if out.dtype == np.float64 and out.size == count else np.empty(count)
+        at = 0
+        for index, length in runs:
+            philox.fill(index, found[at : at + length])
+            at += length
+    _give_back(philox)
+    return found
 
 
-def _blocks_of(start: int, count: int) -> np.ndarray:
-    """Return the counter blocks of elements that follow each other, each once."""
-    return np.arange(start >> 1, (start + count + 1) >> 1, dtype=np.uint64)
+def _scattered(kind: str, index: np.ndarray, words: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return random bits, or float64 before it is scaled, of items by their indices."""
+    if kind != "normal":
+        x = _bits_at(index, words)
+        if not _is_of_bits(kind, dtype):
+            x = _formulas.unit_double(x)
+        return _finished(x, kind, dtype, _arrays.memory_for(min(x.size, PIECE)))
+    # Both numbers of each pair, once of pairs that follow each other.
+    pair = index >> _ONE
+    is_new = np.ones(pair.size, np.bool_)
+    np.not_equal(pair[1:], pair[:-1], is_new[1:])
+    both = np.repeat(pair[is_new] << _ONE, 2)
+    both[1::2] += _ONE
+    found = _formulas.unit_double(_bits_at(both, words))
+    _finished(found, kind, dtype, _arrays.memory_for(min(found.size, PIECE)))
+    return found[2 * np.cumsum(is_new) - 2 + (index & _ONE).view(np.int64)]
 
 
-def _few(kind: str, index: Iterable[int], words: np.ndarray, dtype: Any) -> list[Any]:
-    """Return what `_standard` does of a few elements, as Python's numbers."""
-    k0, k1, c2, c3 = words.tolist()
-    formulas = _formulas.of_numbers
-    block, pair = -1, (0, 0)
-    found: list[Any] = []
-    for one in index:
-        if one >> 1 != block:
-            block = one >> 1
-            pair = formulas.philox(block, c2, c3, k0, k1)
-            if kind == "normal":
-                pair = formulas.normal_pair(*pair)
-        found.append(pair[one & 1])
-    finish = _finish(formulas, kind, dtype)
-    return found if finish is None else [finish(x) for x in found]
+def _bits_at(index: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Return the random bits of items, by NumPy's Philox where they lie dense enough."""
+    if not index.size:
+        return np.empty(0, np.uint64)
+    steps = np.diff(index)  # where indices descend they wrap around, beyond any gap
+    near = steps <= _GAP
+    cuts = (np.flatnonzero(~near) + 1).tolist()
+    drawn = int(steps[near].sum()) + _GAP * (len(cuts) + 1)
+    if drawn > _CALLS + _FORMULA * index.size:
+        return _by_formula(index, words)
+    philox = _take_philox(words)
+    out = np.empty(index.size, np.uint64)
+    for start, stop in itertools.pairwise((0, *cuts, index.size)):
+        part = index[start:stop]
+        low = int(part[0])
+        found = philox.bits(low, int(part[-1]) + 1 - low)
+        out[start:stop] = found if found.size == part.size else found[part - part[0]]
+    _give_back(philox)
+    return out
 
 
-def _finish(formulas: Any, kind: str, dtype: Any) -> Callable[[Any], Any] | None:
-    """Return what makes random bits numbers of a kind; None where they are made."""
-    if kind == "exponential":
-        return formulas.exponential
+def _by_formula(index: np.ndarray, words: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        k0, k1, call, turn = words
+        found = _formulas.philox(index >> np.uint64(2), call, turn, k0, k1)
+    return np.choose((index & np.uint64(3)).view(np.int64), found)
+
+
+def _is_of_bits(kind: str, dtype: Any) -> bool:
+    return kind == "integer" or (kind == "uniform" and dtype == np.float32)
+
+
+def _finished(found: np.ndarray, kind: str, dtype: Any, memory: np.ndarray) -> np.ndarray:
+    """Return numbers of a kind, in the place of bits or uniform float64 if that may be."""
     if kind == "uniform":
-        return formulas.unit_single if dtype == np.float32 else formulas.unit_double
-    return None
+        return _formulas.unit_single(found) if dtype == np.float32 else found
+    if kind == "integer":
+        return found
+    if found.size > _FEW:
+        make = _arrays.make_normal if kind == "normal" else _arrays.make_exponential
+        for at in range(0, found.size, PIECE):
+            make(found[at : at + PIECE], memory)
+        return found
+    few, formulas = found.tolist(), _formulas.of_numbers
+    if kind == "exponential":
+        found[:] = [*map(formulas.exponential, few)]
+    else:
+        pairs = map(formulas.normal_pair, few[::2], few[1::2])
+        found[:] = [*itertools.chain.from_iterable(pairs)]
+    return found
 
 
-def _redraw(
-    x: np.ndarray, index: np.ndarray, words: np.ndarray, count: np.uint64, bound: np.uint64
-) -> np.ndarray:
-    """Return integers below ``count``, drawn again until they are unbiased."""
-    if count == 0:
-        return x
-    value, low = _formulas.scaled(x, count)
-    attempt = 0
-    while (again := low < bound).any():
-        attempt += 1
-        c3 = words[3] + np.uint64(attempt << 16)
-        x0, x1 = _formulas.philox(index[again] >> _ONE, words[2], c3, *words[:2])
-        second = (index[again] & _ONE) == _ONE
-        value[again], low[again] = _formulas.scaled(np.where(second, x1, x0), count)
-    return value
+class _Philox:
+    """NumPy's Philox, which draws the numbers of any items."""
+
+    __slots__ = ("_at", "_bits", "_draw", "_key")
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(0)
+        self._draw = np.random.Generator(self._bits).random
+
+    def aim(self, words: np.ndarray) -> None:
+        k0, k1, *self._at = words.tolist()
+        self._key = k0, k1
+
+    def bits(self, index: int, count: int) -> np.ndarray:
+        """Return the random bits of items from one on."""
+        self._go_to(index)
+        return self._bits.random_raw(count)
+
+    def fill(self, index: int, out: np.ndarray) -> None:
+        """Fill float64 with uniform numbers, of items from one on."""
+        self._go_to(index)
+        self._draw(out=out)
+
+    def _go_to(self, index: int) -> None:
+        # A block is drawn after 1 is added to the counter.
+        self._bits.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": (index >> 2, *self._at, 0), "key": self._key},
+            "buffer": _NOTHING,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        if before := index & 3:
+            self._bits.random_raw(before, False)
+
+
+_NOTHING: Final = (0, 0, 0, 0)
+_kept: Final = threading.local()
+
+
+def _take_philox(words: np.ndarray) -> _Philox:
+    """Return one that nobody else draws from, not even who interrupts; `_give_back` ends that."""
+    found = getattr(_kept, "philox", None) or _Philox()
+    _kept.philox = None
+    found.aim(words)
+    return found
+
+
+def _give_back(philox: _Philox) -> None:
+    _kept.philox = philox
 
 
 # --- on a GPU ------------------------------------------------------------------------------------
@@ -323,12 +479,12 @@ def launch_kernel(
     by = load_kernels(f"{_KERNELS}_cuda").kernel(kind, out.dtype.name)
     corner, sizes, strides, _ = geometry
     *outer, width = sizes.tolist()
-    slots_of_row = width // 2 + 1
+    slots_of_row = (width + 6) // 4
     slots = out.size // width * slots_of_row
     entries = [slots, slots_of_row, width, corner, *map(int, words), len(outer)]
     for size, stride in zip(reversed(outer), reversed(strides.tolist()[:-1]), strict=True):
         entries += [size, stride]
-    table = wrap(upload(np.array(entries, np.int64)))
+    table = wrap(upload(np.array(entries, np.uint64).view(np.int64)))
     return launch(by, -(-slots // threads()), wrap(out.reshape(-1)), table, *parameters)
 
 
@@ -336,13 +492,13 @@ def launch_kernel(
 
 
 def words_of(key: Key, call: int) -> np.ndarray:
-    """Return the key, and the words of the counter that a call fixes."""
-    return np.array([*key, call & 0xFFFFFFFF, (call >> 32) & 0xFFFF], np.uint64)
+    """Return the key, and the words of the counter that a call and its first turn fix."""
+    return np.array([*key, call, 0], np.uint64)
 
 
 def turned(words: np.ndarray, turn: int) -> np.ndarray:
     """Return the words of another turn, or attempt, of the same call."""
-    return words + np.array([0, 0, 0, turn << 16], np.uint64)
+    return words + np.array([0, 0, 0, turn], np.uint64)
 
 
 @functools.lru_cache(maxsize=64)
@@ -376,11 +532,3 @@ def indices_of(geometry: Geometry, places: np.ndarray) -> np.ndarray:
         places, column = np.divmod(places, length)
         index = index + column * stride
     return (index + places * strides[0]).view(np.uint64)
-
-
-def few_indices_of(geometry: Geometry, first: int, count: int) -> list[int]:
-    """Return the indices of `count` elements from `first` on, as `indices_of`."""
-    corner, sizes, *_ = geometry
-    if sizes.size > 1:
-        return indices_of(geometry, np.arange(first, first + count)).tolist()
-    return [*range(corner + first, corner + first + count)]

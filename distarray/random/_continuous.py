@@ -161,8 +161,7 @@ def _any_angle(items: Items, kappa: Any) -> Any:
 
 
 def _propose_cosine(items: Items, turn: int, kappa: Any, s: Any) -> _Pair:
-    half_turns = (items.uniform(turn) * 2.0**52).astype(np.uint64)
-    z, _ = cosine_and_sine(half_turns)
+    z, _ = cosine_and_sine(items.uniform(turn) * 0.5)
     cosine = (1 + s * z) / (s + z)
     y = kappa * (s - cosine)
     v = np.maximum(items.uniform(turn + 1), LEAST)

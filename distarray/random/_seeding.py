@@ -1,8 +1,8 @@
-"""Keys of generators: 64 bits from a seed of any size.
+"""Keys of generators: 128 bits from a seed of any size.
 
 A seed is spelled as bytes that no other seed shares: each integer as its length in bytes and its
 bytes, lowest first, then the path of ``spawn`` in the same way. BLAKE2b (RFC 7693), personalised
-for this use, mixes them into 8 bytes, so that similar seeds have unrelated keys.
+for this use, mixes them into 16 bytes, so that similar seeds have unrelated keys.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def normalize_seed(seed: Any) -> tuple[int, ...] | None:
 
 
 def derive_key(entropy: Sequence[int], path: Sequence[int] = ()) -> tuple[int, int]:
-    """Return the two words of 32 bits that key the generator.
+    """Return the two words of 64 bits that key the generator.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ def derive_key(entropy: Sequence[int], path: Sequence[int] = ()) -> tuple[int, i
     import hashlib
 
     spelled = b"".join(map(_spell, (len(entropy), *entropy, *path)))
-    digest = hashlib.blake2b(spelled, digest_size=8, person=b"distarray.random").digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+    digest = hashlib.blake2b(spelled, digest_size=16, person=b"distarray.random").digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
 def _spell(number: int) -> bytes:

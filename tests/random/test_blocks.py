@@ -21,7 +21,7 @@ from distarray.random._blocks import (
 )
 from tests import either_way
 
-KEY = (0x12345678, 0x9ABCDEF0)
+KEY = (0x123456789ABCDEF0, 0xFEDCBA9876543210)
 FLOATS = [
     (kind, dtype)
     for kind in ("uniform", "normal", "exponential")
