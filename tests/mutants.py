@@ -1420,16 +1420,37 @@ MUTANTS = (
     Mutant(
         "the second call draws what the first one drew",
         "random/_blocks.py",
-        "call & 0xFFFFFFFF,",
-        "0,",
+        "[*key, call, 0]",
+        "[*key, 0, 0]",
         ("random/test_blocks.py",),
     ),
     Mutant(
         "every turn of an item's stream is the first",
         "random/_blocks.py",
-        "[0, 0, 0, turn << 16]",
+        "[0, 0, 0, turn]",
         "[0, 0, 0, 0]",
         ("random/test_streams.py",),
+    ),
+    Mutant(
+        "numbers begin with the first of their counter block",
+        "random/_blocks.py",
+        "        if before := index & 3:",
+        "        if before := 0:",
+        ("random/test_blocks.py",),
+    ),
+    Mutant(
+        "a row that begins with the second of a pair has the pair before",
+        "random/_blocks.py",
+        "        begin = place + (start & 1)",
+        "        begin = place",
+        ("random/test_blocks.py",),
+    ),
+    Mutant(
+        "items behind a gap are those before it",
+        "random/_blocks.py",
+        "found[part - part[0]]",
+        "found[: part.size]",
+        ("random/test_blocks.py",),
     ),
     Mutant(
         "items that are refused take the streams of the first ones",
@@ -1465,17 +1486,6 @@ MUTANTS = (
         "else layout.local_box()\n",
         "else tuple((0, n) for n in x.shape)\n",
         ("torch/test_random.py",),
-    ),
-    Mutant(
-        "few elements share the first one's block",
-        "random/_blocks.py",
-        "        if one >> 1 != block:",
-        "        if block < 0:",
-        (
-            "random/test_formulas.py",
-            "random/test_blocks.py",
-            "random/test_generator.py",
-        ),
     ),
     # --- checkpoint ------------------------------------------------------------------------------
     Mutant(

@@ -23,18 +23,23 @@ _BIAS, _LN2, _ONE, _HALF, _ZERO, _MINUS_TWO = map(
     np.array, (_formulas.BIAS, _formulas.LN2, 1.0, 0.5, 0.0, -2.0)
 )
 _LOG: Final = [*map(np.array, _formulas.LOG[::-1])]
-_ALL: Final = np.array([_formulas.LOG, _formulas.COS, (*_formulas.SIN, 0.0)]).T[::-1]
+_ALL: Final = np.array([(*_formulas.LOG, 0.0), _formulas.COS, _formulas.SIN]).T[::-1]
 """Coefficients by steps: of the logarithm, cosine and sine."""
 _SHORT: Final = 1024
 """Items of arrays for which coefficients are repeated, as calls take longer than work then."""
 
 
 def memory_for(count: int) -> np.ndarray:
-    """Return memory for the temporaries of so many items, or of less: to be used again.
+    """Return memory for the temporaries of so many items, and two more, which is used again.
 
     The C library returns what is freed to the system where it is much, and each page costs again.
     """
-    return np.empty(5 * (count + 1))
+    return np.empty(5 * (count + 2))
+
+
+def room_in(memory: np.ndarray) -> int:
+    """Return for how many items there is memory, an even number."""
+    return memory.size // 10 * 2
 
 
 def make_normal(u: np.ndarray, memory: np.ndarray) -> None:
@@ -53,15 +58,11 @@ def make_normal(u: np.ndarray, memory: np.ndarray) -> None:
     np.sqrt(radius, radius)
     np.multiply(sine, turns, sine)
     np.add(sine, sine, twice)
-    half_sine = np.multiply(twice, cosine, cosine)
-    half_cosine = np.multiply(twice, sine, sine)
-    np.subtract(_ONE, half_cosine, half_cosine)
-    np.add(half_sine, half_sine, twice)
-    np.multiply(half_sine, twice, half_sine)
-    np.subtract(_ONE, half_sine, half_sine)  # that is the cosine now
-    np.multiply(half_cosine, twice, half_cosine)  # and that the sine
-    np.multiply(radius, half_sine, u0)
-    np.multiply(radius, half_cosine, u1)
+    np.multiply(sine, twice, sine)
+    np.subtract(_ONE, sine, sine)
+    np.multiply(radius, sine, u0)
+    np.multiply(twice, cosine, twice)
+    np.multiply(radius, twice, u1)
 
 
 def make_exponential(u: np.ndarray, memory: np.ndarray) -> None:

@@ -1,10 +1,19 @@
 """Random numbers for a local block, each a function of key, call and global index alone.
 
 NumPy's own Philox draws the numbers of consecutive items, from any of them on: its state is set to
-their counter. Numba's kernels make the same bits, and what becomes of them, and serve as soon as
-NumPy has taken as long as loading, or compiling, them does. Measured for a value on one core (Zen
-5), kernels and without them, beside NumPy's default generator: uniform floats 0.8 and 3.2 ns (1.8),
-integers KK and NN (II), normal floats 1.5 and MM (10), exponential ones EE and FF (4.8).
+their counter. Numba's kernels make the same bits faster, and serve as soon as NumPy has taken as
+long as loading, or compiling, them does. Measured on one core of Zen 5 for a value, in ns:
+
+===========  =======  =======  =========================
+kind         kernel   NumPy    NumPy's default generator
+===========  =======  =======  =========================
+uniform      1.0      3.4      1.7
+integer      1.1      4.4      1.8
+normal       1.6      9.0      9.5
+exponential  1.6      7.0      3.0
+===========  =======  =======  =========================
+
+By NumPy a call of 1000 takes 2 to 20 us besides, most of it in normal numbers' 40 calls.
 """
 
 from __future__ import annotations
@@ -33,8 +42,8 @@ _DEAR: Final = {"uniform": 4, "integer": 8, "normal": 16, "exponential": 16}
 """So many times as long as for a plain copy NumPy takes: see above, a value is copied in 0.8 ns."""
 _CALL_BYTES: Final = 16 * 1024
 """As long as for so many bytes NumPy takes for no value of those that take 16 times as long."""
-_SCATTERED: Final = 20
-"""So many times as long as for a copy NumPy takes where indices have gaps."""
+_SCATTERED: Final = 40
+"""So many times as long as for a copy NumPy takes where indices have gaps: 5 to 110."""
 BATCH: Final = 256
 """Counter blocks at a time: a kernel's scratch memory of 16 KiB is in the first-level cache."""
 PIECE: Final = 16_384
@@ -45,10 +54,10 @@ _FEW: Final = 12
 _LONG: Final = 128
 """Items of rows that are drawn one by one: setting the state takes as long as drawing 600 items."""
 _GAP: Final = 600
-"""What lies between items is drawn along up to here: that takes no longer than a new start."""
-_FORMULA: Final = 30
-"""As long as for so many items takes one by the formula; the calls for all take `_CALLS`."""
-_CALLS: Final = 50_000
+"""So many items between others are drawn along: that takes no longer than a new start."""
+_FORMULA: Final = 28
+"""As long as drawing so many items takes one by the formula, and the calls for all `_CALLS`."""
+_CALLS: Final = 43_000
 
 _KERNELS: Final = "distarray.random._kernels"
 
@@ -176,7 +185,7 @@ def _fill_on_host(
         in_parts(fill_part)
 
     def by_numpy() -> None:
-        make = _make_integers if is_integer else _make_floats
+        make: Callable[..., None] = _make_integers if is_integer else _make_floats
 
         def fill_part(start: int, stop: int) -> None:
             memory = _arrays.memory_for(min(stop - start, PIECE))
@@ -316,11 +325,11 @@ def _numbers(
     _finished(found, kind, out.dtype, memory)
     if found.size == count:
         return found
-    parts, at = [], 0
-    for (index, length), (_, of_pairs) in zip(runs, pairs, strict=True):
-        start = at + (index & 1)
-        parts.append(found[start : start + length])
-        at += of_pairs
+    parts, place = [], 0
+    for (start, length), (_, drawn) in zip(runs, pairs, strict=True):
+        begin = place + (start & 1)
+        parts.append(found[begin : begin + length])
+        place += drawn
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -400,15 +409,16 @@ def _finished(found: np.ndarray, kind: str, dtype: Any, memory: np.ndarray) -> n
         return found
     if found.size > _FEW:
         make = _arrays.make_normal if kind == "normal" else _arrays.make_exponential
-        for at in range(0, found.size, PIECE):
-            make(found[at : at + PIECE], memory)
+        step = _arrays.room_in(memory)
+        for at in range(0, found.size, step):
+            make(found[at : at + step], memory)
         return found
     few, formulas = found.tolist(), _formulas.of_numbers
     if kind == "exponential":
         found[:] = [*map(formulas.exponential, few)]
     else:
-        pairs = map(formulas.normal_pair, few[::2], few[1::2])
-        found[:] = [*itertools.chain.from_iterable(pairs)]
+        made = map(formulas.normal_pair, few[::2], few[1::2])
+        found[:] = [*itertools.chain.from_iterable(made)]
     return found
 
 
@@ -436,8 +446,8 @@ class _Philox:
         self._draw(out=out)
 
     def _go_to(self, index: int) -> None:
-        # A block is drawn after 1 is added to the counter.
-        self._bits.state = {
+        # A block is drawn after 1 is added to the counter. Arrays would take thrice the time.
+        state: Any = {
             "bit_generator": "Philox",
             "state": {"counter": (index >> 2, *self._at, 0), "key": self._key},
             "buffer": _NOTHING,
@@ -445,6 +455,7 @@ class _Philox:
             "has_uint32": 0,
             "uinteger": 0,
         }
+        self._bits.state = state
         if before := index & 3:
             self._bits.random_raw(before, False)
 

@@ -89,9 +89,9 @@ class Choices(Shuffling):
         >>> import distarray as da
         >>> rng = da.random.default_rng(7)
         >>> print(rng.choice(10, 5), rng.choice(10, 5, replace=False))
-        [3 7 2 0 3] [0 3 6 2 4]
+        [9 0 4 9 1] [2 5 4 7 3]
         >>> print(rng.choice(da.asarray([1.5, 2.5, 3.5]), 4, p=[0.2, 0.8, 0.0]))
-        [1.5 2.5 2.5 1.5]
+        [2.5 2.5 2.5 2.5]
         """
         check_flag("choice", "shuffle", shuffle)
         replace = check_flag("choice", "replace", replace)

@@ -105,23 +105,25 @@ def unit_single(x: Any) -> Any:
 
 # --- normal --------------------------------------------------------------------------------------
 
-# The polynomials interpolate at the Chebyshev points, in 50 digits, and have been rounded then.
-# Errors of the rounded ones are below 5e-17 of the value.
+# The polynomials interpolate at the Chebyshev points, in 50 digits, and have been rounded then:
+# their errors are below those of rounding.
 LOG: Final = (
     2.0, 0.6666666666666765, 0.3999999999930234, 0.2857142876064168,
     0.22222197056726048, 0.18183631680229329, 0.1531252814836419, 0.14809710360655276,
 )  # fmt: skip
 """2 artanh(s) / s, of s**2 up to that of m = sqrt(2), see `logarithm`."""
 SIN: Final = (
-    1.5707963267948966, -0.6459640975062443, 0.07969262624604301, -0.004681754132340976,
-    0.0001604411507421909, -3.59864335298231e-06, 5.633933781537854e-08,
+    3.141592653589793, -5.167712780049969, 2.5501640398773007,
+    -0.5992645293189447, 0.0821458865731029, -0.007370430505916944,
+    0.0004662998161898394, -2.1903497074626018e-05, 7.697826768224191e-07,
 )  # fmt: skip
-"""sin(r pi/2) / r, of r**2 up to a quarter."""
+"""sin(r pi) / r, of r**2 up to a quarter."""
 COS: Final = (
-    1.0, -1.2337005501361697, 0.2536695079010467, -0.02086348076331121,
-    0.0009192602741831558, -2.520203677046026e-05, 4.710609726757823e-07, -6.321256869628588e-09,
+    1.0, -4.934802200544676, 4.058712126416497,
+    -1.335262768843447, 0.23533063012953284, -0.025806888737002202,
+    0.0019295562724817132, -0.00010456655338748738, 4.149564353942586e-06,
 )  # fmt: skip
-"""cos(r pi/2), of r**2 up to a quarter."""
+"""cos(r pi), of r**2 up to a quarter."""
 
 S52: Final = _u64(52)
 MANTISSA: Final = _u64((1 << 52) - 1)
@@ -146,7 +148,7 @@ def double_of(bits: Any) -> Any:
 
 
 def logarithm(u: Any) -> Any:
-    """Return the natural logarithm of doubles in [2**-53, 1], to about 2 units in the last place.
+    """Return the natural logarithm of doubles in [2**-53, 1], to 2.5 units in the last place.
 
     With u = 2**e * m, m between sqrt(1/2) and sqrt(2), ln m = 2 artanh(s) where s = (m - 1) /
     (m + 1).
@@ -167,19 +169,22 @@ def logarithm(u: Any) -> Any:
 
 
 def cosine_and_sine(turns: Any) -> tuple[Any, Any]:
-    """Return the cosine and sine of -1/2 to 1/2 turns, to 1e-15.
+    """Return the cosine and sine of -1/2 to 1/2 turns, to 2e-15.
 
-    Those of a quarter of the angle are doubled twice: no case is told from another.
+    Those of half the angle are doubled: no case is told from another.
     """
     z = turns * turns
-    c = COS[7] * z + COS[6]
+    c = COS[8] * z + COS[7]
+    c = c * z + COS[6]
     c = c * z + COS[5]
     c = c * z + COS[4]
     c = c * z + COS[3]
     c = c * z + COS[2]
     c = c * z + COS[1]
     c = c * z + COS[0]
-    s = SIN[6] * z + SIN[5]
+    s = SIN[8] * z + SIN[7]
+    s = s * z + SIN[6]
+    s = s * z + SIN[5]
     s = s * z + SIN[4]
     s = s * z + SIN[3]
     s = s * z + SIN[2]
@@ -187,9 +192,7 @@ def cosine_and_sine(turns: Any) -> tuple[Any, Any]:
     s = s * z + SIN[0]
     s = s * turns
     twice = s + s
-    half_sine, half_cosine = twice * c, 1.0 - twice * s
-    twice = half_sine + half_sine
-    return 1.0 - twice * half_sine, twice * half_cosine
+    return 1.0 - twice * s, twice * c
 
 
 def normal_pair(u0: Any, u1: Any) -> tuple[Any, Any]:

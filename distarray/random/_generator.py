@@ -83,15 +83,16 @@ class Generator(Distributions, Multivariate, Choices):
 
     Notes
     -----
-    The numbers come from Philox 4x32-10 (Salmon et al., SC'11) and are not those of NumPy's
-    generators. Normal values are made by the Box-Muller transform.
+    The bits are those of `numpy.random.Philox` (Philox 4x64-10, Salmon et al., SC'11), under a key
+    that is made of the seed in another way: not those of a generator of NumPy's with that seed.
+    Normal values are made by the Box-Muller transform.
 
     Examples
     --------
     >>> import distarray as da
     >>> rng = da.random.default_rng(7)
     >>> print(rng.integers(0, 10, 3), rng.integers(0, 10, 3))
-    [3 7 2] [2 8 4]
+    [9 0 4] [8 7 1]
     """
 
     __slots__ = ("_calls", "_children", "_entropy", "_key", "_path")
@@ -142,7 +143,7 @@ class Generator(Distributions, Multivariate, Choices):
         --------
         >>> import distarray as da
         >>> print(da.random.default_rng(7).random(3))
-        [0.35330364 0.79120817 0.22402163]
+        [0.97806648 0.02766953 0.43754132]
         """
         found = read_float_dtype(dtype)
         return self._floats("uniform", 0.0, 1.0, size, found, mesh, placements)
@@ -185,7 +186,7 @@ class Generator(Distributions, Multivariate, Choices):
         --------
         >>> import distarray as da
         >>> print(da.random.default_rng(7).integers(0, 10, 5))
-        [3 7 2 0 3]
+        [9 0 4 9 1]
         """
         kind = normalize_dtype(dtype, np.int64)
         if kind.kind not in "biu" or not kind.isnative:
@@ -264,7 +265,7 @@ class Generator(Distributions, Multivariate, Choices):
         --------
         >>> import distarray as da
         >>> da.random.default_rng(7).bytes(3).hex()
-        '5aca39'
+        'fa0770'
         """
         count = _integer("length", length)
         if count < 0:
@@ -289,7 +290,7 @@ class Generator(Distributions, Multivariate, Choices):
         >>> import distarray as da
         >>> children = da.random.default_rng(7).spawn(2)
         >>> print(*(child.integers(0, 10, 3) for child in children))
-        [5 6 7] [2 9 4]
+        [1 1 3] [2 4 8]
         """
         count = _integer("n_children", n_children)
         if count < 0:
@@ -307,7 +308,7 @@ class Generator(Distributions, Multivariate, Choices):
         seed = self._entropy
         shown = seed[0] if seed is not None and len(seed) == 1 else seed
         path = f", spawned={self._path}" if self._path else ""
-        return f"Generator(Philox4x32-10, seed={shown}{path}, draws={self._calls})"
+        return f"Generator(Philox4x64-10, seed={shown}{path}, draws={self._calls})"
 
     def _floats(
         self,

@@ -87,7 +87,7 @@ for _formula in (
 
 
 @_loop
-def _mix(x: Any, count: int, k0: int, k1: int) -> None:
+def _mix(x: Any, count: int, k0: Any, k1: Any) -> None:
     """Make random words of counters: each round of all of them, which vectors take."""
     for _ in range(ROUNDS):
         for j in range(count):
@@ -193,8 +193,10 @@ def _row_start(row: int, sizes: Any, strides: Any, ndim: int) -> int:
 def _find_run(
     at: int, n: int, first: int, sizes: Any, strides: Any, ndim: int, corner: int, room: int
 ) -> tuple[int, int, int]:
-    """Return the linear index of an item, where its row or the room for counter blocks ends, and
-    how many of these there are until there."""
+    """Return the linear index of an item, where its row ends, and how many counter blocks it has.
+
+    The row ends earlier where there is no room for more of them.
+    """
     width = sizes[ndim - 1]
     row, column = divmod(first + at, width)
     index = corner + _row_start(row, sizes, strides, ndim) + column

@@ -75,19 +75,19 @@ class Shuffling:
         120 bytes for each row of the process.
 
         By a keyed bijection (Mitchell et al., ACM Trans. Parallel Comput. 9 (2022)): up to 4096
-        parts each order is as likely as the others; of more the orders are those of 2**64 keys.
+        parts each order is as likely as the others; of more the orders are those of 2**128 keys.
 
         Examples
         --------
         >>> import distarray as da
         >>> rng = da.random.default_rng(7)
         >>> print(rng.permutation(8))
-        [6 3 2 0 4 7 1 5]
+        [1 4 5 2 7 6 3 0]
         >>> print(rng.permutation(da.arange(8).reshape(4, 2)))
-        [[0 1]
+        [[4 5]
          [6 7]
-         [4 5]
-         [2 3]]
+         [2 3]
+         [0 1]]
         """
         if not isinstance(x, BaseArray) and not np.ndim(x):
             count = read_count("permutation", "x", x)
@@ -123,7 +123,7 @@ class Shuffling:
         >>> x = da.arange(8)
         >>> da.random.default_rng(7).shuffle(x)
         >>> print(x)
-        [6 3 2 0 4 7 1 5]
+        [1 4 5 2 7 6 3 0]
         """
         if not isinstance(x, BaseArray):
             raise ArgumentTypeError(
@@ -162,9 +162,9 @@ class Shuffling:
         >>> import distarray as da
         >>> x = da.arange(12).reshape(3, 4)
         >>> print(da.random.default_rng(7).permuted(x, axis=1))
-        [[ 3  2  0  1]
-         [ 6  4  7  5]
-         [ 9  8 10 11]]
+        [[ 1  2  3  0]
+         [ 4  5  7  6]
+         [ 9 11  8 10]]
         """
         if not isinstance(x, BaseArray):
             x = asarray(x)

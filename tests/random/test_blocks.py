@@ -72,7 +72,7 @@ def test_kernel_and_numpy_give_the_same_bits_for_any_box(what: Any, data: st.Dat
     for n in shape:
         start = data.draw(st.integers(0, n))
         box.append((start, data.draw(st.integers(start, n))))
-    call = data.draw(st.integers(0, 2**48 - 1))
+    call = data.draw(st.integers(0, 2**64 - 1))
     made = []
     for maker in ("numpy", "kernel"):
         with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +83,7 @@ def test_kernel_and_numpy_give_the_same_bits_for_any_box(what: Any, data: st.Dat
 
 @pytest.mark.usefixtures("maker")
 @pytest.mark.parametrize("what", [*FLOATS, INTEGERS[2]], ids=str)
-@pytest.mark.parametrize("shape", [(11, 13), (5, 1, 7), (40,), (3, 4, 5, 2)])
+@pytest.mark.parametrize("shape", [(11, 13), (5, 1, 7), (40,), (3, 4, 5, 2), (3, 2, 603)])
 def test_block_holds_its_part_of_the_whole(what: Any, shape: tuple[int, ...]) -> None:
     everything = make(what, shape, whole(shape))
     generator = np.random.default_rng(0)
@@ -106,6 +106,35 @@ def test_elements_by_their_indices_are_those_of_the_whole(kind: str) -> None:
     np.testing.assert_array_equal(found, whole_[index.astype(int)])
     np.testing.assert_array_equal(draw(kind, index[:, ::2], words_of(KEY, 3)), found[:, ::2])
     assert draw(kind, index[:0], words_of(KEY, 3)).shape == (0, 3)
+
+
+@pytest.mark.usefixtures("maker")
+@pytest.mark.parametrize("kind", ["uniform", "normal", "exponential", "integer"])
+@pytest.mark.parametrize("gap", [3, 900, 2000])
+def test_elements_are_found_across_gaps(kind: str, gap: int) -> None:
+    """Which are drawn along, or begun anew, or too many for either."""
+    size = 200 * gap
+    whole_ = np.empty(size, np.uint64 if kind == "integer" else float)
+    fill(whole_, kind, words_of(KEY, 3), geometry_of((size,), ((0, size),)))
+    places = np.concatenate([np.arange(20) + gap, np.arange(200) * gap + 1, [0, 5, 4, 4]])
+    for index in (places[:21], places[20:], places):
+        found = draw(kind, index.astype(np.uint64), words_of(KEY, 3))
+        np.testing.assert_array_equal(found, whole_[index])
+
+
+@pytest.mark.usefixtures("maker")
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 2**62 + 5])
+def test_bits_are_those_of_numpy_s_philox(first: int) -> None:
+    key, call = (2**64 - 1, 5), 2**63 + 7
+    counter = np.array([first // 4, call, 0, 0], np.uint64)
+    numpy = np.random.Philox(key=np.array(key, np.uint64), counter=counter)
+    expected = numpy.random_raw(5000 + first % 4)[first % 4 :]
+    box = ((first, first + 5000),)
+    found = make(("uint64", 0, 2**64), (2**63 - 1,), box, call, key)
+    np.testing.assert_array_equal(found, expected)
+    floats = np.empty(5000)
+    fill_floats(floats, "uniform", key, call, (2**63 - 1,), box)
+    np.testing.assert_array_equal(floats, (expected >> np.uint64(11)) * 2.0**-53)
 
 
 @pytest.mark.usefixtures("maker")
@@ -132,7 +161,7 @@ def test_key_and_call_each_change_every_value() -> None:
     box = ((0, 500),)
     made = [
         make(("uniform", "float64"), (500,), box, call, key)
-        for call in (0, 1, 2**32, 2**47)
+        for call in (0, 1, 2**32, 2**63)
         for key in ((0, 0), (1, 0), (0, 1))
     ]
     assert len(np.unique(np.concatenate(made))) == 500 * len(made)

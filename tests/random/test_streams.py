@@ -25,7 +25,7 @@ def test_no_streams_overlap() -> None:
     turns = (0, 1, 2, 4095)
     drawn = [
         items(call=call).part(part).bits(turn)
-        for call in (0, 1, 2**47)
+        for call in (0, 1, 2**63)
         for part in (0, 1, 2, 15)
         for turn in turns
     ]
