@@ -50,7 +50,8 @@ PIECE: Final = 16_384
 """Items that NumPy makes at a time: their temporaries are in the second-level cache."""
 
 _FEW: Final = 12
-"""Up to so many numbers are made one by one, of Python's; and by no kernel."""
+"""Up to so many numbers are made one by one, of Python's."""
+_LOWER: Final = 2**64 - 1
 _LONG: Final = 128
 """Items of rows that are drawn one by one: setting the state takes as long as drawing 600 items."""
 _GAP: Final = 600
@@ -195,11 +196,9 @@ def _fill_on_host(
 
         in_parts(fill_part)
 
-    if flat.size <= _FEW:
-        by_numpy()
-        return
-    name, dear = _name_of(flat.dtype), _DEAR[kind]
-    nbytes = max(flat.nbytes, _CALL_BYTES) if dear == _DEAR["normal"] else flat.nbytes
+    name, dear, nbytes = _name_of(flat.dtype), _DEAR[kind], flat.nbytes
+    if flat.size > _FEW and dear == _DEAR["normal"]:
+        nbytes = max(nbytes, _CALL_BYTES)
     by = kernel(_KERNELS, "fill", kind, name)
     run_faster(f"random {kind} {name}", nbytes, by, by_kernel, by_numpy, dear)
 
@@ -234,11 +233,8 @@ def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
         for at in range(0, flat.size, PIECE):
             flat[at : at + PIECE] = _scattered(kind, index[at : at + PIECE], words, out.dtype)
 
-    if out.size <= _FEW:
-        by_numpy()
-        return out
     by = kernel(_KERNELS, "draw", kind)
-    nbytes = max(out.nbytes, _CALL_BYTES)
+    nbytes = max(out.nbytes, _CALL_BYTES) if out.size > _FEW else out.nbytes
     run_faster(f"random draw {kind}", nbytes, by, by_kernel, by_numpy, _SCATTERED)
     return out
 
@@ -282,6 +278,12 @@ def _make_integers(
     memory: np.ndarray,
 ) -> None:
     found = _numbers(kind, words, geometry, first, out, memory)
+    if among and out.size <= _FEW:
+        count, start, most = int(among), int(least), (1 << 8 * out.itemsize) - 1
+        products = [x * count for x in found.tolist()]
+        if all(product & _LOWER >= bound for product in products):
+            out[:] = [(start + (product >> 64)) & most for product in products]
+            return
     if among:
         found, low = _arrays.scaled(found, int(among), memory)
         attempt = 0
