@@ -18,8 +18,8 @@ word 2       turn, or attempt, of the item in that call
 word 3       0
 ===========  ==================================================================
 
-So each counter belongs to four consecutive items of one call and one turn: no two streams overlap
-while there are fewer than 2**66 items, 2**64 calls and 2**64 turns. The items of a turn are what
+So each counter belongs to four consecutive items of one call and one turn, and no two streams
+overlap: indices are below 2**63, calls and turns below 2**64. The items of a turn are what
 ``numpy.random.Philox(key=key, counter=[0, call, turn, 0])`` draws one after the other, as it adds 1
 to the counter before each block.
 """
