@@ -364,3 +364,15 @@ def test_a_list_of_distributed_arrays_is_stacked_and_not_gathered(name: str) -> 
             da.append(parts, 1.0)
 
     on_ranks(program)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="these loops are NumPy's")
+def test_dtypes_are_those_that_loops_of_numpy_ask_for() -> None:
+    def program() -> None:
+        for dtype in ("f8", "i4", "?", "c8"):
+            x = da.distribute_array(np.ones(5, dtype))
+            assert x.to_local().dtype is np.dtype(dtype)
+        for dtype in (">f8", "U3", "M8[D]", "i4,f8"):
+            assert da.distribute_array(np.zeros(5, dtype)).dtype == np.dtype(dtype)
+
+    on_ranks(program)

@@ -112,6 +112,58 @@ def test_ufunc_at_adds_up_in_the_order_of_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
+class Recorded:
+    """A ufunc that notes what its `at` gets."""
+
+    def __init__(self, ufunc: np.ufunc) -> None:
+        self._ufunc, self.calls = ufunc, []
+
+    def resolve_dtypes(self, dtypes: Any) -> Any:
+        return self._ufunc.resolve_dtypes(dtypes)
+
+    def at(self, target: Any, where: Any, *values: Any) -> None:
+        self.calls.append((target.ndim, type(where), [one.dtype for one in values]))
+        self._ufunc.at(target, where, *values)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_])
+@pytest.mark.parametrize(("shape", "depth"), [((7,), 1), ((4, 5), 2), ((6, 2, 2), 1)])
+def test_ufunc_at_takes_the_fast_loop_of_numpy(
+    shape: tuple[int, ...], depth: int, dtype: Any
+) -> None:
+    rng = np.random.default_rng(3)
+    count, rest = np.prod(shape[:depth]), shape[depth:]
+    number = rng.integers(0, count, 50)
+    value = (rng.random((50, *rest)) * 7).astype(dtype)
+    target, expected = np.ones(shape), np.ones(shape)
+    add = Recorded(np.add)
+    _scatter._apply_at(add, target, depth, number, value)
+    np.add.at(expected, np.unravel_index(number, shape[:depth]), value)
+    assert np.array_equal(target, expected)
+    assert add.calls == [(1, np.ndarray, [np.dtype(float)])] * int(np.prod(rest))
+
+
+@pytest.mark.parametrize("target", [np.int8, np.float32, np.bool_, np.complex128])
+@pytest.mark.parametrize("given", [np.int64, np.float64, np.bool_, np.float32])
+@pytest.mark.parametrize("ufunc", [np.add, np.logical_or, np.power, np.less], ids=str)
+def test_values_of_ufunc_at_are_converted_as_by_numpy(ufunc: Any, target: Any, given: Any) -> None:
+    value = (np.arange(40) % 7).astype(given)
+    number = np.arange(40) % 5
+    found, expected = np.full(5, 2, target), np.full(5, 2, target)
+    refused = []
+    with np.errstate(all="ignore"):
+        for call in (
+            lambda: ufunc.at(expected, number, value),
+            lambda: _scatter._apply_at(ufunc, found, 1, number, value),
+        ):
+            try:
+                call()
+            except TypeError as error:
+                refused.append(str(error))
+    assert len({*refused}) == len(refused) / 2  # alike
+    assert found.tobytes() == expected.tobytes()
+
+
 def rows(count: int, width: int = 8) -> np.ndarray:
     return np.arange(float(count * width)).reshape(count, width)
 
