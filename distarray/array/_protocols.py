@@ -121,7 +121,7 @@ class Protocols(BaseArray):
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
         ours = functions.get(func) or _found_late(func)
-        if func in creators:  # `self` is what like= says
+        if func in creators:  # `self` is what like= says, or an end of a range
             ours, count = creators[func]
             kwargs = {k: v for k, v in kwargs.items() if k not in ("order", "subok")}
             kwargs, args = {"mesh": self._layout.mesh, **kwargs}, args[:count]

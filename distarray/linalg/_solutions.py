@@ -22,7 +22,7 @@ from distarray.core import (
     run,
 )
 from distarray.errors import ArgumentError, ShapeError
-from distarray.layout import read_axes
+from distarray.layout import Replicate, read_axes
 from distarray.linalg import _tiles
 from distarray.linalg._blocks import adjoint, cut_as, multiply
 from distarray.linalg._elimination import tile_inv, tile_slogdet, tile_solve
@@ -34,6 +34,7 @@ from distarray.ops import (
     Axes,
     LinAlgError,
     abs,
+    asarray,
     astype,
     exp,
     matmul,
@@ -313,10 +314,10 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
 
     Parameters
     ----------
-    a : DistArray
+    a : DistArray or array
         Of shape (m, n).
     b : DistArray or array
-        Of shape (m,) or (m, k).
+        Of shape (m,) or (m, k). One of both is distributed; a plain one is the same everywhere.
     rcond : float, optional
         Singular values of `a` up to this times the largest count as 0. Default: max(m, n) times the
         precision of float64; that alone if it is negative.
@@ -351,6 +352,9 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     >>> print(x, rank)
     [2.] 1
     """
+    if isinstance(b, BaseArray) and not isinstance(a, BaseArray):
+        mesh = b._layout.mesh
+        a = asarray(a, mesh=mesh, placements=[Replicate()] * mesh.ndim)
     a, b = normalize_operands("lstsq", (check_distributed("lstsq", a), b))
     shapes: Any = a.shape, getattr(b, "shape", ())
     if len(shapes[0]) != 2 or len(shapes[1]) not in (1, 2) or shapes[0][0] != shapes[1][0]:

@@ -17,9 +17,10 @@ from distarray.core import (
     plain_buffer,
     register,
 )
-from distarray.errors import ArgumentTypeError, IndexingError, ShapeError
+from distarray.errors import IndexingError, ShapeError
 from distarray.layout import normalize_axis
 from distarray.ops.creation._filled import empty_like, ones, zeros_like
+from distarray.ops.families._values import check_one_mesh, read_values
 from distarray.ops.indexing._items import getitem, setitem
 from distarray.ops.indexing._masks import outside
 from distarray.ops.manipulation._joining import concat_as, resize_axis, tile
@@ -140,8 +141,9 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     Parameters
     ----------
     x : DistArray
-    obj : int, slice or array_like
-        The places in `x`, up to its length; several of one place keep their order.
+    obj : int, slice, array_like or DistArray
+        The places in `x`, up to its length; several of one place keep their order. Every process
+        gets distributed ones.
     values : DistArray, array_like or number
         Broadcast along the axes of `x`, with one row for each place; converted to the dtype of `x`.
     axis : int or None
@@ -174,6 +176,7 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
     array([0, 7, 1, 2, 8, 3])
     """
     x, along = _along("insert", x, axis)
+    check_one_mesh("insert", x, obj)
     size = x.shape[along]
     if not isinstance(values, BaseArray):
         values = plain_buffer(values, "insert", dtype=x.dtype, objects=True)
@@ -293,20 +296,15 @@ def _along(name: str, x: Any, axis: int | None) -> tuple[Any, int]:
 
 
 def _places(name: str, obj: Any) -> Any:
-    """Return places that every process has as an array of integers or booleans."""
-    if isinstance(obj, BaseArray):
-        raise ArgumentTypeError(
-            f"{name} got a DistArray of places, which every process must have; pass "
-            "obj.full_array()"
-        )
-    places = plain_buffer(obj, name, objects=True)
+    """Return places, which every process gets, as an array of integers or booleans."""
+    places: Any = obj if isinstance(obj, BaseArray) else plain_buffer(obj, name, objects=True)
     if not places.size and isinstance(obj, (list, tuple)):
         places = places.astype(np.intp)
     if places.dtype.kind not in "iub":
         raise IndexingError(
             f"{name} got obj={describe(obj)}; pass an integer, a slice, integers or booleans"
         )
-    return places
+    return read_values(name, places) if isinstance(places, BaseArray) else places
 
 
 def _widened(values: Any, ndim: int) -> Any:

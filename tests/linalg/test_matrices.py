@@ -483,3 +483,20 @@ def test_norm_of_an_infinity_beside_nan_is_nan_in_blocks_of_any_size(dtype: str,
         agrees(da.linalg.vector_norm(x, axis=0), np.linalg.vector_norm(values, axis=0))
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 3)], ids=str)
+@pytest.mark.parametrize("columns", [2, 20])
+def test_lstsq_takes_a_plain_matrix_beside_distributed_values(
+    shape: tuple[int, ...], columns: int
+) -> None:
+    rng = np.random.default_rng(4)
+    a, b = rng.random((12, columns)), rng.random(shape)
+    expected = np.linalg.lstsq(a, b)
+
+    def program() -> None:
+        found = np.linalg.lstsq(a, da.asarray(b))
+        for one, other in zip(found, expected, strict=True):
+            assert np.allclose(one, other)
+
+    on_ranks(program)

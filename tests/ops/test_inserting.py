@@ -69,6 +69,20 @@ def test_what_is_no_place_is_refused(where: Any, error: Any) -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("where", [MASK, np.array([2, 0, 2]), np.array(-1)], ids=str)
+def test_values_are_put_in_where_a_distributed_array_says(where: Any) -> None:
+    values = np.arange(6).reshape(3, 2)
+
+    def program() -> None:
+        agrees(np.insert(da.asarray(values), da.asarray(where), 7, axis=0), expected)
+        with da.CommLog() as log, pytest.raises(IndexingError):
+            da.insert(da.asarray(values), da.asarray([0.5]), 7)
+        assert log.count() == 0
+
+    expected = np.insert(values, where, 7, axis=0)
+    on_ranks(program)
+
+
 VALUES = np.arange(42.0).reshape(7, 6)
 KNOWN = {
     "a slice": lambda xp, x: xp.delete(x, slice(None, None, 2), 0),

@@ -102,3 +102,16 @@ def test_floats_are_added_up_to_rounding_of_their_magnitude(name: str, data: st.
                 assert alike.all(), (full, expected)
 
         on_ranks(program)
+
+
+def test_nan_to_num_puts_in_a_distributed_number() -> None:
+    value = np.array([[1.0, np.nan], [np.inf, 5], [np.nan, -np.inf]])
+
+    def program() -> None:
+        x = ours.asarray(value)
+        found = np.nan_to_num(x, nan=x[1, 1], posinf=ours.sum(x[0, :1]))
+        assert np.array_equal(found, np.nan_to_num(value, nan=5, posinf=1))
+        with pytest.raises(ours.errors.ArgumentTypeError, match="one number"):
+            np.nan_to_num(x, nan=x)
+
+    on_ranks(program)

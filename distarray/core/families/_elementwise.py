@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -276,6 +276,8 @@ def _read_option(op: Op, key: str, value: Any) -> Any:
     """Return a keyword of the local function, which is the same for all items."""
     if value.__class__ in _NUMBERS:
         return value
+    if isinstance(value, BaseArray) and not value.ndim:
+        return cast("Any", value).item()
     if isinstance(value, BaseArray) or (_backend.is_buffer(value) and value.ndim):
         raise ArgumentTypeError(
             f"{op.name}({key}=) takes one number, not an array; choose item by item with da.where"

@@ -18,7 +18,7 @@ from distarray.ops.creation._asarray import (
 )
 from distarray.ops.creation._filled import empty, full, ones, zeros
 from distarray.ops.creation._grids import fromfunction
-from distarray.ops.creation._ranges import arange, eye, identity, tri
+from distarray.ops.creation._ranges import arange, eye, geomspace, identity, linspace, logspace, tri
 from distarray.ops.elementwise._rounding import copy as copy_of
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_arrays
@@ -34,13 +34,17 @@ creators: dict[Callable[..., Any], tuple[Callable[..., Any], int]] = {
     np.eye: (eye, 4),
     np.fromfunction: (fromfunction, 2),
     np.full: (full, 3),
+    np.geomspace: (geomspace, 5),
     np.identity: (identity, 2),
+    np.linspace: (linspace, 6),
+    np.logspace: (logspace, 6),
     np.ones: (ones, 2),
     np.tri: (tri, 4),
     np.zeros: (zeros, 2),
 }
-"""What NumPy's functions call with `like=` a distributed array, on its mesh, and how many arguments
-by position mean the same; the next says how items lie in memory."""
+"""What NumPy's functions call with `like=` a distributed array, or with one as an end of a range,
+on its mesh, and how many arguments by position mean the same; the next says how items lie in
+memory, or along which axis."""
 
 
 @register

@@ -29,6 +29,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.ops.creation._asarray import asarray
 from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import astype
@@ -515,7 +516,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
     Parameters
     ----------
     x : array of int
-        Of one axis, without negative items.
+        Of one axis, without negative items. A plain one is cut as the weights are.
     weights : array, optional
         Of the shape of `x`: what each item adds.
     minlength : int
@@ -550,9 +551,11 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
     [1, 0, 2, 0, 0, 1]
     """
     if not isinstance(x, BaseArray):
-        if isinstance(weights, BaseArray):
-            check_distributed("bincount of distributed weights", x)
-        return np.bincount(x, weights, minlength)
+        if not isinstance(weights, BaseArray):
+            return np.bincount(x, weights, minlength)
+        plain = weights.layout.without_partial()
+        x = _normalize("bincount of weights: items", x, weights.shape)
+        x = asarray(x, mesh=plain.mesh, placements=plain.placements)
     if x.ndim != 1:
         raise ShapeError(f"bincount of an array of shape {x.shape}: it must have one axis")
     check_one_mesh("bincount", x, weights)

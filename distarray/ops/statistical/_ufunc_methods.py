@@ -26,6 +26,7 @@ from distarray.core import (
     check_out,
     check_whole,
     convert_to_unit,
+    describe,
     local_dtype,
     loop_dtype,
     method_makers,
@@ -40,6 +41,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentTypeError, AxisError, IndexingError
 from distarray.layout import Layout, counted, normalize_axis
+from distarray.ops.families._values import check_one_mesh, read_values
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.statistical._reductions import by
 from distarray.ops.statistical._scans import accumulation
@@ -100,7 +102,7 @@ def _outer(ufunc: np.ufunc) -> Callable[..., Any]:
 
 
 def _reduction_at(ufunc: np.ufunc) -> Callable[..., Any]:
-    """Return `ufunc.reduceat` for arrays, with indices that every process has.
+    """Return `ufunc.reduceat` for arrays, with indices that every process gets.
 
     A block reduces the slices that begin in it, and what of the slice before lies in it: this the
     blocks exchange, one item a line. The result is cut as the places where its slices begin are.
@@ -127,10 +129,14 @@ def _reduction_at(ufunc: np.ufunc) -> Callable[..., Any]:
     def reduceat(x: Any, indices: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
         check_out(name, x, out)
         if not isinstance(x, BaseArray):
-            raise ArgumentTypeError(f"{name} of a plain array got distributed indices; {_REMEDY}")
+            raise ArgumentTypeError(
+                f"{name} of a plain array got distributed indices; pass indices that every process "
+                "has: indices.full_array()"
+            )
         if not x.ndim:
             raise AxisError(f"{name} of a 0-d array: there is no axis; reshape it to (1,)")
         axis = normalize_axis(axis, x.ndim)
+        check_one_mesh(name, x, indices)
         starts = _read_indices(name, indices, x.shape[axis])
         wanted = None if dtype is None else normalize_dtype(dtype)
         if wanted is None and out is not None:
@@ -151,25 +157,21 @@ def _reduction_at(ufunc: np.ufunc) -> Callable[..., Any]:
     return reduceat
 
 
-_REMEDY = "pass indices that every process has: indices.full_array()"
-
-
 def _read_indices(name: str, indices: Any, length: int) -> np.ndarray:
-    """Return indices as an array of one axis.
+    """Return indices, which every process gets, as an array of one axis.
 
     Raises
     ------
-    ArgumentTypeError
-        If they are distributed.
     IndexingError
         If they are no integers, or one is out of range.
     """
-    if isinstance(indices, BaseArray):
-        raise ArgumentTypeError(f"{name} got distributed indices; {_REMEDY}")
-    found = np.asarray(plain_buffer(indices, name))
-    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise IndexingError(f"{name} takes indices as integers in one axis, not {indices!r}")
-    found = found.astype(np.int64)
+    given = indices if isinstance(indices, BaseArray) else plain_buffer(indices, name)
+    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
+        raise IndexingError(
+            f"{name} takes indices as integers in one axis, not {describe(indices)}"
+        )
+    read = read_values(name, given) if isinstance(given, BaseArray) else np.asarray(given)
+    found = read.astype(np.int64)
     wrong = found[(found < 0) | (found >= length)]
     if wrong.size:
         raise IndexingError(f"index {wrong[0]} is out of range in {name} of an axis of {length}")

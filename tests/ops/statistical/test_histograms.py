@@ -223,6 +223,23 @@ def test_more_integers_than_items_are_counted_by_their_owners(most: int) -> None
     simulate(RANKS, program, ranks_per_node=1)
 
 
+@pytest.mark.parametrize("where", [[Shard(0)], [Replicate()], [Partial("sum")]], ids=str)
+def test_plain_integers_are_counted_beside_distributed_weights(where: Any) -> None:
+    weights = np.arange(12.0)
+    groups = np.arange(12) % 5
+
+    def program() -> None:
+        x = da.distribute_array(weights, None, where)
+        with da.CommLog() as log:
+            found = np.bincount(groups, weights=x)
+        assert log.bytes("all_gather") == 0
+        agrees(found, np.bincount(groups, weights=weights))
+        with pytest.raises(ShapeError, match="items"):
+            np.bincount(groups[:3], weights=x)
+
+    on_ranks(program)
+
+
 def test_wrong_arguments_are_refused_alike() -> None:
     def program() -> None:
         x, n = da.arange(8.0), da.arange(8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import distarray as da
 from distarray.errors import ArgumentTypeError, DistArrayError, IndexingError, ShapeError
-from distarray.layout import Partial, Shard
+from distarray.layout import Partial, Replicate, Shard
 from tests.array.strategies import agrees, cases, on_ranks, special_cases
 
 INTEGERS = (np.int64, np.int32, np.uint8, np.int8)
@@ -200,12 +200,30 @@ def test_slices_stay_where_they_begin_and_send_one_item_of_each_line() -> None:
                 (IndexingError, lambda: np.add.reduceat(x, [0, 40])),
                 (IndexingError, lambda: np.add.reduceat(x, [-1])),
                 (IndexingError, lambda: np.add.reduceat(x, [0.5])),
-                (ArgumentTypeError, lambda: np.add.reduceat(x, x[:, 0])),
+                (IndexingError, lambda: np.add.reduceat(x, x[:, 0])),
                 (ShapeError, lambda: np.add.reduceat(x, [1], out=out)),
             ):
                 with pytest.raises(error):
                     call()
         assert log.count() == 0
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Replicate()], ids=str)
+def test_slices_may_begin_where_a_distributed_array_says(placement: Any) -> None:
+    value = np.random.default_rng(2).integers(0, 5, 40)
+    value.sort()
+
+    def program() -> None:
+        x = da.asarray(value)
+        starts = np.flatnonzero(np.diff(value, prepend=-1))
+        known = da.flatnonzero(da.diff(x, prepend=-1)).redistribute([placement])
+        agrees(np.add.reduceat(x, known), np.add.reduceat(value, starts))
+        with pytest.raises(ArgumentTypeError, match=r"indices\.full_array"):
+            np.add.reduceat(value, known)
+        with pytest.raises(IndexingError, match="out of range"):
+            np.add.reduceat(x, known + 39)
 
     on_ranks(program)
 
