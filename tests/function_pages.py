@@ -100,6 +100,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "put": lambda x: [da.put(x, da.arange(x.size), x), x],
     "put_along_axis": lambda x: [da.put_along_axis(x, backwards(x), x, 0), x],
     "repeat": lambda x: da.repeat(x, 2, axis=0),
+    "sliding_window_view": lambda x: da.sliding_window_view(x, 3, axis=0),
     "take": lambda x: da.take(x, da.arange(x.shape[0])[::-1], axis=0),
     "take_along_axis": lambda x: da.take_along_axis(x, backwards(x), 0),
     "cross": lambda x: da.cross(x[:, :3], x[:, :3]),

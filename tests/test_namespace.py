@@ -159,10 +159,7 @@ def test_names_of_numpy_that_lack_name_what_to_do(theirs: object, home: str) -> 
 
 def test_what_errors_say_to_do_does_it() -> None:
     def program() -> None:
-        n, k, v = 7, 3, da.arange(7)
-        windows = da.stack([v[i : n - k + 1 + i] for i in range(k)], axis=-1)
-        expected = np.lib.stride_tricks.sliding_window_view(np.arange(7), k)
-        assert np.array_equal(windows.full_array(), expected)
+        v = da.arange(7)
         wide = da.map_blocks(lambda block: block.view(np.int64), v.astype(float))
         assert np.array_equal(wide.full_array(), np.arange(7.0).view(np.int64))
 

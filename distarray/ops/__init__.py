@@ -284,6 +284,7 @@ from distarray.ops.manipulation._shape import (
     tril,
     triu,
 )
+from distarray.ops.manipulation._sliding import sliding_window_view
 from distarray.ops.manipulation._stacking import (
     array_split,
     atleast_1d,
@@ -654,6 +655,7 @@ __all__ = [
     "sinc",
     "sinh",
     "size",
+    "sliding_window_view",
     "sort",
     "sort_complex",
     "spacing",

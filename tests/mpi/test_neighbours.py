@@ -28,6 +28,11 @@ def test_blocks_fetch_what_lies_beyond_their_ends(length: int) -> None:
     x = da.asarray(value)
     if length > 2:
         same(da.gradient(x, edge_order=2), np.gradient(value, edge_order=2))
+        windows = np.lib.stride_tricks.sliding_window_view
+        for width in (3, min(length, 40)):
+            same(windows(x, width).max(axis=-1), windows(value, width).max(axis=-1))
+        width = length // 2 + 1
+        same(windows(x, width)[::999, 1], windows(value, width)[::999, 1])
     for mode in ("full", "same", "valid"):
         same(da.convolve(x, value[:30], mode), np.convolve(value, value[:30], mode))
     for mode in ("reflect", "symmetric", "wrap", "mean"):

@@ -258,6 +258,7 @@ CHOICES: dict[str, Use] = {
     "resize": lambda f, x, i: f(x, ((7,), (2, 5), 0, 3)[i % 4]),
     "result_type": lambda f, x, _: f(x, np.float32),
     "roll": lambda f, x, i: f(x, i - 3, axis=None if i % 2 else _axis(x, i)),
+    "sliding_window_view": lambda f, x, i: f(x, 1 + i % 3, axis=_axis(x, i)),
     "shape": lambda f, x, _: f(x),
     "size": lambda f, x, i: f(x) if i % 2 else f(x, _axis(x, i)),
     "sort": _sorted,
@@ -390,7 +391,7 @@ SORTS = ("argpartition", "argsort", "lexsort", "partition", "sort", "sort_comple
 LEAST_AXES |= dict.fromkeys(SORTS, 1)
 LEAST_AXES |= {"compress": 1, "histogramdd": 1, "nonzero": 1}
 LEAST_AXES |= {"tril": 2, "triu": 2}
-LEAST_AXES |= dict.fromkeys(("trapezoid", "unwrap"), 1)
+LEAST_AXES |= dict.fromkeys(("sliding_window_view", "trapezoid", "unwrap"), 1)
 LEAST_AXES |= dict.fromkeys(
     ("choose", "delete", "insert", "put_along_axis", "ravel_multi_index", "take"), 1
 )
@@ -436,6 +437,7 @@ BY_ITEM = {name: row for name, row in public.items() if isinstance(row, Op) and 
 NUMPYS = {
     "flatten": np.ravel,
     "permute_dims": np.transpose,
+    "sliding_window_view": np.lib.stride_tricks.sliding_window_view,
     "topk": _numpys_topk,
     "unique_values": lambda x: np.unique_counts(x).values,  # the other two make NaT of dates one
 }

@@ -67,10 +67,7 @@ INSTEAD = {
         ),
         "NumPy's own, of numbers and of x.to_local()",
     ),
-    "lib": "NumPy's own, of x.to_local(); a sliding_window_view(x, k) of x with n items is "
-    "da.stack([x[i : n - k + 1 + i] for i in range(k)], axis=-1)",
-    "lib.stride_tricks.sliding_window_view": "da.stack([x[i : n - k + 1 + i] for i in range(k)], "
-    "axis=-1), of x with n items and windows of k",
+    "lib": "NumPy's own, of x.to_local(), and da.sliding_window_view",
     **{
         old: f"da.{new}"
         for old, new in {
