@@ -48,7 +48,13 @@ from distarray.comm._log import (
     register_worker_test,
 )
 from distarray.comm._memory import POOLED_BYTES
-from distarray.comm._packing import copy_box, copy_boxes, lies_in_long_runs, pack
+from distarray.comm._packing import (
+    copy_box,
+    copy_boxes,
+    lies_in_long_runs,
+    pack,
+    packed_at_a_time,
+)
 from distarray.comm._reductions import (
     BFLOAT16,
     is_bfloat16,
@@ -126,6 +132,7 @@ __all__ = [
     "merge_runs",
     "narrow_bfloat16",
     "pack",
+    "packed_at_a_time",
     "pause_logs",
     "plain_ufunc",
     "pull_rows",

@@ -32,7 +32,8 @@ from distarray.redistribute._joined import Joined, Part
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
-from distarray.redistribute._small_blocks import SmallBlocks, are_small
+from distarray.redistribute._schedule import slab
+from distarray.redistribute._small_blocks import SmallBlocks, are_small, largest_block
 from distarray.redistribute._speeds import forget_speeds, keep_speeds
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "gather_to",
     "keep_speeds",
     "kept_partial",
+    "largest_block",
     "look_up",
     "plan",
     "read_in_place",
@@ -71,4 +73,5 @@ __all__ = [
     "run_in_background",
     "run_now",
     "scatter_from",
+    "slab",
 ]

@@ -7,8 +7,8 @@ block to its destination; sums are formed while reading. Between nodes pieces ar
 exchanged by one all-to-all(v) and unpacked.
 
 Peak memory beyond source and destination: none within a node where the source block came from
-the library's pool (a copy of it otherwise); the packed bytes sent and received between nodes,
-which ``max_bytes`` bounds by exchanging in rounds.
+the library's pool (a copy of it otherwise); between nodes the packed bytes sent and received at
+a time, which `packed_at_a_time` bounds by exchanging in rounds, and ``max_bytes`` where it is less.
 """
 
 from __future__ import annotations

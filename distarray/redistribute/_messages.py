@@ -2,6 +2,8 @@
 
 The token that ranks compare travels with the messages, which are packed meanwhile. Between nodes
 what lies in long runs is not packed: MPI takes it from where it lies, and puts it where it belongs.
+Of large blocks the rest goes in rounds, a slab of every box at a time: packed at once it would take
+another block or two, and leave the caches.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from distarray.comm import (
     SMALL_BYTES,
@@ -18,11 +22,14 @@ from distarray.comm import (
     copy_boxes,
     lies_in_long_runs,
     pack,
+    packed_at_a_time,
     reduce_boxes,
     split_parts,
 )
+from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute._schedule import receives, sends
+from distarray.redistribute._schedule import WHOLE, slabs
+from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
 from distarray.typing import Box, Buffer
 
@@ -69,9 +76,46 @@ def _as_they_lie(block: Buffer, regions: _Regions | None) -> list[Buffer] | None
         return None
     nothing = _memory.empty((0,), block.dtype)
     found = [nothing if index is None else block[index] for index in regions]
-    if all(part.nbytes <= SMALL_BYTES or lies_in_long_runs(part) for part in found):
-        return found
-    return None
+    return found if all(map(_goes_as_it_lies, found)) else None
+
+
+def _goes_as_it_lies(part: Buffer) -> bool:
+    return part.nbytes <= SMALL_BYTES or lies_in_long_runs(part)
+
+
+def _count_rounds(step: ExchangeStep, communicator: Communicator) -> int:
+    """Return in how many rounds a step goes for which the caller has not asked for any.
+
+    The same on all ranks: it is told of the layouts, as if all blocks lay in C order.
+    """
+    nbytes = sum([largest_block(layout, step.dtype) for layout in (step.src, step.dst)])
+    rounds = step.in_rounds(packed_at_a_time(nbytes, communicator.size)).rounds
+    if rounds > 1 and communicator.sends_parts and _packs_nothing(step, communicator.ranks):
+        return 1
+    return rounds
+
+
+def _packs_nothing(step: ExchangeStep, ranks: Sequence[int]) -> bool:
+    """Tell whether all that ranks send each other goes as it lies."""
+    if step.reduce is not None:
+        return False
+    for rank in ranks:
+        src, dst = (_imagine(layout, step.dtype, rank) for layout in (step.src, step.dst))
+        ends = [(src, one.src_box, one.peers) for one in step.sends(rank)]
+        ends += [(dst, one.dst_box, one.peers) for one in step.receives(rank)]
+        if not all(
+            _goes_as_it_lies(block[region(box)]) for block, box, peers in ends if peers != (rank,)
+        ):
+            return False
+    return True
+
+
+def _imagine(layout: Layout, dtype: np.dtype[Any], rank: int) -> np.ndarray:
+    """Return an array with the shape and strides of a rank's block, without memory."""
+    coordinate = layout.mesh.coordinate_of(rank)
+    shape = (0,) if coordinate is None else layout.local_shape(coordinate)
+    strides = [dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
 
 
 class Messages:
@@ -88,10 +132,10 @@ class Messages:
         self._communicator = communicator
         index = {rank: i for i, rank in enumerate(communicator.ranks)}
         reached = communicator.reached(kind)
-        rounds = step.rounds
+        self._reaches_some = communicator.reaches_some(kind)
+        rounds = max(step.rounds, _count_rounds(step, communicator) if kind == "cpu" else 1)
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
         # Everybody sends its whole block to everybody: nothing to pack.
-        self._reaches_some = communicator.reaches_some(kind)
         self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and not self._reaches_some
 
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
@@ -99,11 +143,16 @@ class Messages:
         rank = self._communicator.ranks[self._communicator.rank]
         leaving: list[list[Box]] = [[] for _ in reached]
         arriving: list[list[Box]] = [[] for _ in reached]
-        for transfer in sends(step.src, step.dst, rank, part):
+        # Rounds that a caller has asked for are of equal parts, which its bound counts with.
+        cuts = step.rounds == 1
+        whole = WHOLE if cuts else part
+        given, takes = step.sends(rank, whole), step.receives(rank, whole)
+        if cuts:
+            given, takes = slabs(given, part), slabs(takes, part)
+        for transfer in given:
             peer = index[transfer.peers[0]]
             if not reached[peer]:
                 leaving[peer].append(transfer.src_box)
-        takes = receives(step.src, step.dst, rank, part)
         recv_counts = [0] * len(reached)
         for transfer in takes:
             for peer in (index[r] for r in transfer.peers):
@@ -140,29 +189,32 @@ class Messages:
         if self._gathers:
             self._gather(local, out, token, what)
             return
-        recv = self._send(local, out, self._rounds[0], token, what)
+        received = [self._send(local, out, self._rounds[0], token, what)]
         if not self._reaches_some:
             blocks: list[Any] = [None] * self._communicator.size
             blocks[self._communicator.rank] = local
-            self._finish(local, recv, blocks, out, token, what)
+            self._finish(local, received, blocks, out, token, what)
             return
         with self._communicator.views(local, token, what, agreed=True) as views:
-            self._finish(local, recv, views, out, token, what)
+            self._finish(local, received, views, out, token, what)
 
     def _finish(
         self,
         local: Buffer,
-        recv: Buffer | None,
+        received: list[Buffer | None],
         blocks: Sequence[Buffer],
         out: Buffer,
         token: int,
         what: object,
     ) -> None:
-        """Unpack the first round, and carry out the others."""
+        """Unpack the first round, and carry out the others.
+
+        What is received leaves its list, so that the next round may have its memory.
+        """
         for i, current in enumerate(self._rounds):
             if i:
-                recv = self._send(local, out, current, token, what)
-            self._unpack(current.takes, recv, blocks, out)
+                received.append(self._send(local, out, current, token, what))
+            self._unpack(current.takes, received.pop(), blocks, out)
 
     def _send(
         self, local: Buffer, out: Buffer, current: _Round, token: int, what: object
@@ -181,7 +233,7 @@ class Messages:
 
         def fill() -> None:
             if send is not None:
-                pack(local, packed, send)
+                pack(local, packed, send, total=local.nbytes)
 
         if send is not None and recv is not None:
             comm.all_to_all(send, recv, send_counts, recv_counts, token=token, what=what, fill=fill)
@@ -212,9 +264,9 @@ class Messages:
             ]
             found.append((out[target], pieces))
         if op is None:
-            copy_boxes([(dst, pieces[0]) for dst, pieces in found])
+            copy_boxes([(dst, pieces[0]) for dst, pieces in found], total=out.nbytes)
         else:
-            reduce_boxes(found, op)
+            reduce_boxes(found, op, total=out.nbytes)
 
     def _gather(self, local: Buffer, out: Buffer, token: int, what: object) -> None:
         """Gather whole blocks, straight into the result where they lie there one after another."""

@@ -12,6 +12,7 @@ along the array axes. One rank of a mesh of 100,000 costs microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -133,6 +134,31 @@ def cut(box: Box, part: Part) -> list[Box]:
         tuple([(start + at, stop + at) for (start, stop), (at, _) in zip(run, box, strict=True)])
         for run in boxes.runs(extents, index * size // count, (index + 1) * size // count)
     ]
+
+
+def slabs(transfers: Iterable[Transfer], part: Part) -> tuple[Transfer, ...]:
+    """Return one part of every transfer: a slab, one box, where an axis is as long as that takes.
+
+    Unlike the parts of `receives` and `sends` slabs are not of equal size.
+    """
+    return tuple(
+        Transfer(peers, source, target)
+        for peers, src_box, dst_box in transfers
+        for source, target in zip(slab(src_box, part), slab(dst_box, part), strict=True)
+    )
+
+
+def slab(box: Box, part: Part) -> list[Box]:
+    """Return one part of a box, along the first axis of which each part gets some."""
+    index, count = part
+    if count == 1:
+        return [box]
+    for axis, (start, stop) in enumerate(box):
+        n = stop - start
+        if n >= count:
+            piece = (start + index * n // count, start + (index + 1) * n // count)
+            return [(*box[:axis], piece, *box[axis + 1 :])]
+    return cut(box, part)
 
 
 def count_received(src: Layout, dst: Layout, rank: int) -> int:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from distarray.comm import DeviceMesh, _memory
+from distarray.comm import DeviceMesh, _memory, _packing
 from distarray.comm.kernels import _loop_nest
 from distarray.comm.shared_memory import _channel
 from distarray.layout import Layout, Partial, Replicate, Shard
@@ -31,12 +31,24 @@ REDUCE = {
 }
 
 
-@pytest.fixture(scope="module", params=["one node", "a node per rank", "two ranks a node"])
+NODES = {
+    "one node": None,
+    "a node per rank": "1",
+    "two ranks a node": "2",
+    "a node per rank, in rounds": "1",
+    "two ranks a node, in rounds": "2",
+}
+
+
+@pytest.fixture(scope="module", params=NODES)
 def comm(request):
     from mpi4py import MPI
 
-    per_node = {"one node": None, "a node per rank": "1", "two ranks a node": "2"}[request.param]
+    per_node = NODES[request.param]
     with pytest.MonkeyPatch.context() as patch:
+        if "rounds" in request.param:
+            patch.setattr(_packing, "_ROUND_BYTES", 1)
+            patch.setattr(_packing, "LONG_RUN_BYTES", 1)
         if per_node is not None:
             if MPI.COMM_WORLD.size == 1:
                 pytest.skip("one rank is one node")

@@ -15,11 +15,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, copy_boxes, pause_logs, record, recording, token
+from distarray.comm import (
+    _backend,
+    _memory,
+    copy_boxes,
+    packed_at_a_time,
+    pause_logs,
+    record,
+    recording,
+    token,
+)
 from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute import SmallBlocks, are_small
+from distarray.redistribute import SmallBlocks, are_small, largest_block, slab
 from distarray.typing import Box, Buffer, Shape
 
 WHOLE = slice(None)
@@ -52,10 +61,23 @@ class Pair(NamedTuple):
     target: Window
 
 
+View = tuple[int, Buffer]
+"""A peer, and a window of a block that goes there, or comes from there."""
+
+
 class Exchange:
     """What one process receives and sends; both in the same order on both sides."""
 
-    __slots__ = ("_small", "communicator", "receives", "sends", "source", "token", "what")
+    __slots__ = (
+        "_small",
+        "communicator",
+        "moves_blocks",
+        "receives",
+        "sends",
+        "source",
+        "token",
+        "what",
+    )
 
     def __init__(
         self,
@@ -64,10 +86,15 @@ class Exchange:
         sends: Iterable[Pair],
         what: str,
         source: Layout | None = None,
+        moves_blocks: bool = False,
     ) -> None:
-        """`source` is that of the blocks that are sent, where they have one."""
+        """Of the blocks that are sent `source` is the layout, where they have one.
+
+        `moves_blocks` says that windows may hold most of a block.
+        """
         self.communicator, self.what, self.source = communicator, what, source
         self.receives, self.sends, self.token = tuple(receives), tuple(sends), token(what)
+        self.moves_blocks = moves_blocks
         self._small: dict[Any, SmallBlocks | None] = {}
 
     def small(self, dtype: Any) -> SmallBlocks | None:
@@ -83,6 +110,13 @@ class Exchange:
                 found = SmallBlocks(sources, self.communicator, [peers])
             self._small[dtype] = found
             return found
+
+    def count_rounds(self, block: Buffer) -> int:
+        """Return in how many rounds a block is packed and sent; the same on all ranks."""
+        if not self.moves_blocks or self.source is None or not _backend.is_numpy(block):
+            return 1
+        nbytes = 2 * largest_block(self.source, block.dtype)
+        return -(-nbytes // packed_at_a_time(nbytes, self.communicator.size)) or 1
 
 
 def run_exchange(
@@ -158,21 +192,38 @@ def _through_the_wire(
     exchange: Exchange, far: set[int], block: Buffer, targets: Sequence[Buffer]
 ) -> None:
     """Exchange the windows of processes whose blocks cannot be read in place, packed."""
-    communicator = exchange.communicator
     leaving = [(pair.peer, pair.source.of(block)) for pair in exchange.sends if pair.peer in far]
     arriving = [
         (pair.peer, target)
         for pair, target in zip(exchange.receives, targets, strict=True)
         if pair.peer in far
     ]
+    rounds = exchange.count_rounds(block)
+    for k in range(rounds):
+        _send_round(exchange, _slabs(leaving, k, rounds), _slabs(arriving, k, rounds), block)
+
+
+def _slabs(views: Sequence[View], k: int, rounds: int) -> list[View]:
+    """Return the k-th part of every window."""
+    return [
+        (peer, view[(*boxes.slices(box), ...)])
+        for peer, view in views
+        for box in slab(boxes.whole(view.shape), (k, rounds))
+    ]
+
+
+def _send_round(
+    exchange: Exchange, leaving: Sequence[View], arriving: Sequence[View], block: Buffer
+) -> None:
+    communicator = exchange.communicator
     send_counts = _counts(leaving, communicator.size)
     recv_counts = _counts(arriving, communicator.size)
-    device = _backend.device_of(block)
+    device, nbytes = _backend.device_of(block), block.nbytes
     send = _memory.empty((sum(send_counts),), block.dtype, device)
     recv = _memory.empty((sum(recv_counts),), block.dtype, device)
 
     def fill() -> None:
-        copy_boxes(list(_parts(send, leaving, send_counts)))
+        copy_boxes(list(_parts(send, leaving, send_counts)), total=nbytes)
 
     communicator.all_to_all(
         send,
@@ -183,10 +234,10 @@ def _through_the_wire(
         what=exchange.what,
         fill=fill,
     )
-    copy_boxes([(view, part) for part, view in _parts(recv, arriving, recv_counts)])
+    copy_boxes([(view, part) for part, view in _parts(recv, arriving, recv_counts)], total=nbytes)
 
 
-def _counts(views: Sequence[tuple[int, Buffer]], size: int) -> list[int]:
+def _counts(views: Sequence[View], size: int) -> list[int]:
     counts = [0] * size
     for peer, view in views:
         counts[peer] += view.size
@@ -194,7 +245,7 @@ def _counts(views: Sequence[tuple[int, Buffer]], size: int) -> list[int]:
 
 
 def _parts(
-    buffer: Buffer, views: Sequence[tuple[int, Buffer]], counts: Sequence[int]
+    buffer: Buffer, views: Sequence[View], counts: Sequence[int]
 ) -> Iterator[tuple[Buffer, Buffer]]:
     """Yield (part of the packed buffer, view) with the peers' parts one after another."""
     at = [sum(counts[:peer]) for peer in range(len(counts))]
@@ -279,7 +330,7 @@ def _boxes_and_stretches(
         receives += pairs(other, mine, peer, gather)
         sends += pairs(mine, other, peer, gather)
     source = layout if gather else flat
-    return Exchange(communicator, receives, sends, what, source)
+    return Exchange(communicator, receives, sends, what, source, True)
 
 
 # --- mirror images -------------------------------------------------------------------------------
@@ -311,4 +362,4 @@ def mirror(layout: Layout, axes: Sequence[int], what: str) -> Exchange:
     source = Window(0, WHOLE, None, backwards)
     target = Window(0, WHOLE, None, (WHOLE,) * layout.ndim)
     pair = Pair(peer, source, target)
-    return Exchange(communicator, (pair,), (pair,), what, layout)
+    return Exchange(communicator, (pair,), (pair,), what, layout, True)

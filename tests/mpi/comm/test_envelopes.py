@@ -24,7 +24,7 @@ from distarray.comm import (
 )
 from distarray.comm.mpi import _envelopes, _groups
 from distarray.errors import CommunicationError, MismatchError
-from distarray.redistribute import _messages
+from distarray.redistribute import _messages, clear_plans
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
 
@@ -167,7 +167,10 @@ def test_counts_that_do_not_fit_are_an_error_and_no_truncated_message(comm):
 
 @pytest.mark.parametrize("long_run", [1, 1 << 40], ids=["as they lie", "packed"])
 @pytest.mark.parametrize("short", [64, _envelopes.INLINE_BYTES])
-def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, long_run):
+@pytest.mark.parametrize("round_bytes", [1, 1 << 20])
+def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, long_run, round_bytes):
+    clear_plans()  # rounds are counted once
+    monkeypatch.setattr(_packing, "_ROUND_BYTES", round_bytes)
     monkeypatch.setattr(_packing, "LONG_RUN_BYTES", long_run)
     monkeypatch.setattr(_envelopes, "INLINE_BYTES", short)
     monkeypatch.setattr(_messages, "SMALL_BYTES", 0)
