@@ -344,7 +344,7 @@ class Communicator(ABC):
         any all (bool), band bor bxor (bool and integers). The result goes to ``out``, possibly
         ``array`` itself, or to a new array; the average of integers is float64.
         """
-        small = array.nbytes <= SMALL_BYTES and _backend.is_numpy(array)
+        small = array.nbytes <= self.short_bytes and _backend.is_numpy(array)
         if small and blocking and self.size > 1:
             started = perf_counter()
             value = self.all_reduce_small(array, op)
@@ -365,7 +365,7 @@ class Communicator(ABC):
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
     ) -> np.ndarray | None:
-        """Reduce an array of `SMALL_BYTES` at most; None where that needs the way of all others.
+        """Reduce an array of `short_bytes` at most; None where that needs the way of all others.
 
         Whether it does depends on nothing in which ranks differ. ``token`` and ``what`` say what
         this rank believes it is doing, as in ``views``; by default this reduction.
@@ -534,6 +534,23 @@ class Communicator(ABC):
         """
         del payload, token, what, most
         return None
+
+    @property
+    def short_bytes(self) -> int:
+        """Up to how many bytes of each rank all get what all have, and reduce it themselves.
+
+        That is by ``exchange_small`` and ``all_reduce_small``, where the transport has them. The
+        same on all ranks. The first use is collective.
+        """
+        return SMALL_BYTES
+
+    @property
+    def sends_whole(self) -> int:
+        """Up to how many bytes a rank's blocks may go whole, by ``exchange_small``; -1 for none.
+
+        The same on all ranks. The first use is collective.
+        """
+        return SMALL_BYTES if self.reaches_all() else -1
 
     @abstractmethod
     def reached(self, device: str = "cpu") -> list[bool]:

@@ -1,11 +1,12 @@
 """The log of communication: collective, mesh axis, bytes and seconds of each.
 
-Bytes are those of values that this rank takes from other ranks, so that they add up over ranks
-and compare with ``Plan.bytes_received``. For n ranks and an array of b bytes: an all-reduce
-counts 2 b (n - 1) / n (each rank reduces its part and gathers the others'), a broadcast b on
-every rank but the root, point to point b where it is received. Nothing is recorded for a
-communicator of one rank, because nothing moves. An "agreement" is the one collective that moves no
-values: the all-reduce of 16 bytes by which many ranks on several nodes compare what they do.
+Bytes are those of values that this rank takes from other ranks, so that they add up over ranks and
+compare with ``Plan.bytes_received``. For n ranks and an array of b bytes: an all-reduce counts 2 b
+(n - 1) / n (each rank reduces its part and gathers the others'), a broadcast b on every rank but
+the root, point to point b where it is received. Nothing is recorded for a communicator of one rank,
+because nothing moves. Of blocks that travel whole because they are small it is what the rank needs.
+An "agreement" is the one collective that moves no values: the all-reduce of 16 bytes by which many
+ranks on several nodes compare what they do.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import (
-    SMALL_BYTES,
     Communicator,
     DeviceMesh,
     Purpose,
@@ -531,14 +530,16 @@ class _Exchange(_Collective):
 
     def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
         communicator = self._communicator
-        reduces = self._whole and local.nbytes <= SMALL_BYTES
+        reduces = (
+            self._whole and communicator is not None and local.nbytes <= communicator.short_bytes
+        )
         if (reduces or self._small is not None) and isinstance(local, np.ndarray):
             number: int = self._token
             what: object = self
             if purpose is not None:
                 number, what = _describe_call(number, self, purpose, "cpu")
             if reduces:
-                assert communicator is not None  # as of all such steps
+                assert communicator is not None  # asked before
                 assert self._op is not None
                 reduced = communicator.all_reduce_small(local, self._op, number, what)
                 if reduced is not None:
@@ -607,7 +608,7 @@ class _Exchange(_Collective):
         return not others and source == target == region(tuple((0, n) for n in whole))
 
     def _find_small(self, communicator: Communicator) -> SmallBlocks | None:
-        if self._step.rounds > 1 or not communicator.reaches_all() or not are_small([self.source]):
+        if self._step.rounds > 1 or not are_small([self.source], communicator):
             return None
         return SmallBlocks([self.source], communicator, [self.peers])
 
@@ -738,7 +739,7 @@ class _Together:
 def _together(*parts: Any) -> _Together | None:
     """Return how several blocks move in one round, given layouts before and after and dtypes.
 
-    None where fewer than two are small, among ranks of one node, and go along the same mesh axes.
+    None where fewer than two are small and go along the same mesh axes.
     """
     chosen: dict[int, _Exchange] = {}
     for i in range(0, len(parts), 3):
@@ -747,12 +748,14 @@ def _together(*parts: Any) -> _Together | None:
         if isinstance(step, _Exchange) and not others and not step.reduces:
             chosen[i // 3] = step
     steps = [*chosen.values()]
-    if len(steps) < 2 or not are_small([step.source for step in steps]):
+    if len(steps) < 2:
         return None
     communicator = steps[0].communicator
     if communicator is None or any(step.communicator is not communicator for step in steps):
         return None
-    return _Together(chosen, communicator) if communicator.reaches_all() else None
+    if not are_small([step.source for step in steps], communicator):
+        return None
+    return _Together(chosen, communicator)
 
 
 class _AllReduce(_Collective):
@@ -773,7 +776,7 @@ class _AllReduce(_Collective):
             reduce_into(out, [local], self._op)
             return out
         number, what = _describe_call(self._token, self, purpose, device)
-        if local.nbytes <= SMALL_BYTES:
+        if local.nbytes <= communicator.short_bytes:
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:
                 return reduced

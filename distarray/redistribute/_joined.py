@@ -119,7 +119,9 @@ class Joined:
         self._own: list[tuple[int, Region, Region]] | None = None
         """Operand of whose own block a part is taken, where it is there and in the result."""
         self._rounds: list[_Round] = []
-        """What is read of others, where all blocks can be read where they lie."""
+        """What is read of others."""
+        self._is_near = False
+        """Whether all blocks can be read where they lie."""
         if not any(p.src.has_partial for p in parts):
             self._find_rounds(operands, axis, steps, dtype)
 
@@ -130,13 +132,13 @@ class Joined:
         steps: Sequence[Sequence[BoundStep]],
         dtype: np.dtype[Any],
     ) -> None:
-        """Find out whether all parts can be copied from where they lie; alike on all ranks."""
+        """Find out how parts are copied from where they lie, or travel whole; alike on all ranks."""
         mesh: Any = operands[0].mesh
         exchanges = [one for bound in steps for one in bound if isinstance(one, _Exchange)]
         communicators = {one.communicator: None for one in exchanges}  # a set in order
         if mesh.device != "cpu" or any(len(bound) > 1 for bound in steps):
             return
-        if not all(c is not None and c.reaches_all() for c in communicators):
+        if None in communicators:
             return
         own = []
         rounds: dict[tuple[int, Communicator], _Round] = {}
@@ -167,11 +169,13 @@ class Joined:
             held = prod(operands[operand].local_shape()) * dtype.itemsize
             is_last = last[communicator] == operand
             self._rounds.append(one._replace(is_last=is_last, lends=is_mostly_read(sent, held)))
-        self._own = own
         sources = [(operands[one.operand], dtype) for one in self._rounds]
-        if len(communicators) == 1 and are_small(sources):
+        if len(communicators) == 1 and are_small(sources, self._rounds[0].communicator):
             wanted = [{peer for peer, *_ in one.copies} for one in self._rounds]
             self._small = SmallBlocks(sources, self._rounds[0].communicator, wanted)
+        self._is_near = all(one.communicator.reaches_all() for one in self._rounds)
+        if self._is_near or self._small is not None:
+            self._own = own
 
     def __str__(self) -> str:
         return f"{self._name} of {', '.join(f'{p.src} -> {p.dst}' for p in self._parts)}"
@@ -179,7 +183,10 @@ class Joined:
     def __call__(self, *blocks: Buffer) -> Buffer:
         """Return the block of the result, of the blocks of the operands."""
         if self._own is not None and {np.ndarray}.issuperset(map(type, blocks)):
-            return self._join_in_place(blocks, self._own)
+            joined = self._join_in_place(blocks, self._own)
+            if joined is not None:
+                return joined
+            self._own = None
         moved = self._move(blocks)
         out = _memory.empty(self._shape, blocks[0].dtype, _backend.device_of(blocks[0]))
         for place, block in zip(self._places, moved, strict=True):
@@ -188,14 +195,19 @@ class Joined:
 
     def _join_in_place(
         self, blocks: Sequence[np.ndarray], own: Sequence[tuple[int, Region, Region]]
-    ) -> np.ndarray:
-        """Return the block of the result, whose parts are copied once each."""
+    ) -> np.ndarray | None:
+        """Return the block of the result, whose parts are copied once each.
+
+        None where blocks of other nodes do not travel whole, on all ranks alike.
+        """
+        found = None if self._small is None else self._exchange(self._small, blocks)
+        if found is None and not self._is_near:
+            return None
         out: np.ndarray
         if self._is_pooled:
             out = _memory.empty(self._shape, blocks[0].dtype)
         else:
             out = np.empty(self._shape, blocks[0].dtype)
-        found = None if self._small is None else self._exchange(self._small, blocks)
         if found is not None:
             for one, views in zip(self._rounds, found, strict=True):
                 for peer, source, target in one.copies:

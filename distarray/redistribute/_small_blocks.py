@@ -1,4 +1,4 @@
-"""Small blocks in a node: every rank sends all of its own, in one message to all.
+"""Small blocks: every rank sends all of its own, in one message to all.
 
 What a rank needs of them it takes out of the messages where these lie. So a round costs no
 description of blocks, and blocks of several arrays travel in one round. They are packed one after
@@ -33,7 +33,7 @@ class SmallBlocks:
     sources
         Layout and dtype of each.
     communicator
-        Of the ranks that exchange them, which reach each other.
+        Of the ranks that exchange them.
     peers
         The ranks of the communicator of whose blocks this one takes a part, for each layout.
     """
@@ -101,10 +101,13 @@ class SmallBlocks:
         return views
 
 
-def are_small(sources: Sequence[tuple[Layout, np.dtype[Any]]]) -> bool:
-    """Tell whether blocks of some layouts may travel together."""
+def are_small(
+    sources: Sequence[tuple[Layout, np.dtype[Any]]], communicator: Communicator | None = None
+) -> bool:
+    """Tell whether blocks of some layouts may travel together; by default, on one node."""
+    most = _MOST_BYTES if communicator is None else min(_MOST_BYTES, communicator.sends_whole)
     sizes = [largest_block(*source) for source in sources]
-    return sum(sizes) <= _MOST_BYTES and max(sizes, default=0) < POOLED_BYTES
+    return sum(sizes) <= most and max(sizes, default=0) < POOLED_BYTES
 
 
 def largest_block(layout: Layout, dtype: np.dtype[Any]) -> int:

@@ -33,8 +33,17 @@ To send 15 messages takes a rank as long as the four rounds of a reduction among
 has a latency of 2 us and a message costs half a microsecond. Not measured: only messages between
 processes of one node were."""
 
-INLINE_BYTES: Final = 8 * 1024
-"""Messages up to this size lie in their envelopes."""
+INLINE_BYTES: Final = 128 * 1024
+"""Messages up to this size lie in their envelopes.
+
+Measured on two ranks of Zen 5 over MPICH 5, of 64 and 128 KiB: that takes no longer than messages
+which follow; all-reduces of 64 KiB take 19 us instead of 38."""
+
+WHOLE_BYTES: Final = 32 * 1024
+"""Of what each of others needs a part only, so many bytes go whole to all of them together.
+
+Measured there, of 16 KiB to one: 13 us instead of 32. It moves more than is needed, which may cost
+more where many ranks share a network; not measured."""
 
 _HEADER: Final = 16  # token and size, and what follows is aligned for all dtypes
 _TAG: Final = OWN_TAG - 1

@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -180,8 +180,10 @@ class MPICommunicator(Communicator):
         exchange = self._exchange or self._find_exchange()
         if exchange is None or max(counts) * recv.itemsize > self._inline:
             return False
-        everyone = exchange(send.tobytes(), token, what)
-        recv.view(np.uint8)[:] = np.frombuffer(b"".join(everyone), np.uint8)
+        target, at = memoryview(recv.view(np.uint8)), 0  # type: ignore[arg-type]
+        for item in exchange(memoryview(send.view(np.uint8)), token, what):  # type: ignore[arg-type]
+            target[at : at + len(item)] = item
+            at += len(item)
         return True
 
     def _all_gather_agreed(
@@ -259,7 +261,7 @@ class MPICommunicator(Communicator):
         if channel is not None and channel.is_complete:
             self._exchange, self._inline = channel.exchange, INLINE_BYTES
         elif self._group.sends_envelopes:
-            self._exchange, self._inline = self._group.exchange, _envelopes.INLINE_BYTES
+            self._exchange, self._inline = self._group.exchange, self.short_bytes
         return self._exchange
 
     def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
@@ -399,6 +401,22 @@ class MPICommunicator(Communicator):
         if exchange is None or (len(payload) if most is None else most) > self._inline:
             return None
         return exchange(payload, token, what)
+
+    @cached_property
+    def short_bytes(self) -> int:
+        """More in envelopes, of which each rank fills as many as there are others; see the base."""
+        if self.reaches_all() or not self._group.sends_envelopes:
+            return SMALL_BYTES
+        return max(_envelopes.INLINE_BYTES // (self.size - 1), SMALL_BYTES)
+
+    @cached_property
+    def sends_whole(self) -> int:
+        """Up to how many bytes blocks go whole, in slots or envelopes; see the base class."""
+        if self.reaches_all():
+            return INLINE_BYTES
+        if not self._group.sends_envelopes:
+            return -1
+        return max(_envelopes.WHOLE_BYTES // (self.size - 1), SMALL_BYTES)
 
     def reaches_all(self, device: str = "cpu") -> bool:
         """Tell whether every rank is on this node, with memory that this one can map."""

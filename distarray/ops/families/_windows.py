@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import (
+    SMALL_BYTES,
     _backend,
     _memory,
     copy_boxes,
+    lies_in_long_runs,
     packed_at_a_time,
     pause_logs,
     record,
@@ -105,7 +107,7 @@ class Exchange:
             return self._small[dtype]
         except KeyError:
             found, sources = None, [(self.source, dtype)]
-            if are_small(sources) and self.communicator.reaches_all():
+            if are_small(sources, self.communicator):
                 peers = {pair.peer for pair in self.receives}
                 found = SmallBlocks(sources, self.communicator, [peers])
             self._small[dtype] = found
@@ -205,6 +207,8 @@ def _through_the_wire(
 
 def _slabs(views: Sequence[View], k: int, rounds: int) -> list[View]:
     """Return the k-th part of every window."""
+    if rounds == 1:
+        return [*views]
     return [
         (peer, view[(*boxes.slices(box), ...)])
         for peer, view in views
@@ -216,6 +220,12 @@ def _send_round(
     exchange: Exchange, leaving: Sequence[View], arriving: Sequence[View], block: Buffer
 ) -> None:
     communicator = exchange.communicator
+    if communicator.sends_parts and _backend.is_numpy(block):
+        parts = _as_they_lie(leaving, communicator.size, block)
+        into = _as_they_lie(arriving, communicator.size, block)
+        if parts is not None and into is not None:
+            communicator.all_to_all_parts(parts, into, exchange.token, exchange.what)
+            return
     send_counts = _counts(leaving, communicator.size)
     recv_counts = _counts(arriving, communicator.size)
     device, nbytes = _backend.device_of(block), block.nbytes
@@ -235,6 +245,19 @@ def _send_round(
         fill=fill,
     )
     copy_boxes([(view, part) for part, view in _parts(recv, arriving, recv_counts)], total=nbytes)
+
+
+def _as_they_lie(views: Sequence[View], size: int, block: Buffer) -> list[Buffer] | None:
+    """Return a window for each process, where there is one at most and none has to be packed."""
+    nothing = np.empty(0, block.dtype)
+    found = [nothing] * size
+    for peer, view in views:
+        if found[peer] is not nothing or not (
+            view.nbytes <= SMALL_BYTES or lies_in_long_runs(view)
+        ):
+            return None
+        found[peer] = view
+    return found
 
 
 def _counts(views: Sequence[View], size: int) -> list[int]:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import (
-    SMALL_BYTES,
     Blocks,
     Communicator,
     _backend,
@@ -439,10 +438,10 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         return out.transpose(order) if turns else out
 
     dtype = step.call.dtypes[0]
-    if index.known is None or comm is None or not comm.reaches_all():
+    if index.known is None or comm is None:
         return gather
     most = index.rows.longest * prod(kept) * dtype.itemsize
-    if most > SMALL_BYTES:
+    if most > min(comm.short_bytes, comm.sends_whole):
         return gather
     part, length, along = index.known
 

@@ -93,6 +93,61 @@ def test_a_token_costs_few_ranks_no_collective_of_its_own(comm, n, before, after
         assert [r.nbytes for r in agreements] == [32 * (comm.size - 1) // comm.size]
 
 
+@pytest.mark.parametrize("nbytes", [8, 1024, _envelopes.WHOLE_BYTES // 16])
+def test_what_is_short_takes_one_call(comm, nbytes):
+    """Blocks go whole in envelopes, those of several arrays in the same ones."""
+    mesh = mesh_of(comm)
+    group = mesh.communicator()._group
+    if not group.sends_envelopes or comm.size > 5:
+        pytest.skip("these have no such envelopes")
+    n = comm.size * max(nbytes // 8 // comm.size, 1)
+    whole = np.arange(float(n * comm.size))
+    line = da.distribute_array(whole, mesh, [Shard(0)], src=None)
+    table = da.distribute_array(whole.reshape(n, -1), mesh, [Shard(0)], src=None)
+    own = np.arange(float(n)) * (comm.rank + 1)
+    total = np.arange(float(n)) * (comm.size * (comm.size + 1) // 2)
+    partial = da.DistArray.from_local(own, mesh, [Partial()])
+    index = np.random.default_rng(3).integers(0, n, n)
+    made: list[tuple[Callable[[], Any], np.ndarray]] = [
+        (lambda: table.redistribute([Shard(1)]), whole.reshape(n, -1)),
+        (lambda: line.redistribute([Replicate()]), whole),
+        (lambda: partial.redistribute([Shard(0)]), total),
+        (lambda: partial.redistribute([Replicate()]), total),
+        (lambda: da.concat([line, line + 1]), np.concatenate([whole, whole + 1])),
+        (lambda: da.take(table, index, axis=0), whole.reshape(n, -1)[index]),
+        (lambda: da.roll(line, 1), np.roll(whole, 1)),
+    ]
+    for call, expected in made:
+        for _ in range(2):  # the first may make what the second has
+            joined = group.joined
+            result = call()
+            joined = group.joined - joined
+        assert joined == (comm.size > 1)
+        np.testing.assert_array_equal(result.full_array(), expected)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+@pytest.mark.parametrize("dtype", ["f8", "i4", "f2", "c8"])
+@pytest.mark.parametrize("items", [0, 1, 700, 5000, 40000])
+def test_reductions_of_all_sizes_agree_with_numpy(comm, items, dtype, op):
+    """They go in envelopes, or by MPI's own reductions after an agreement."""
+    mesh = mesh_of(comm)
+    if op == "max" and dtype == "c8":
+        pytest.skip("complex numbers have no order")
+    blocks = [(np.arange(items) % 7 * (r + 1)).astype(dtype) for r in range(comm.size)]
+    wide = np.float64 if op == "avg" and dtype == "i4" else None
+    reduced = np.max(blocks, 0) if op == "max" else np.sum(blocks, 0, dtype=wide or dtype)
+    if op == "avg":
+        reduced = np.asarray(np.sum(blocks, 0, dtype=wide) / comm.size, wide or dtype)
+    x = da.DistArray.from_local(blocks[comm.rank], mesh, [Partial(op)])
+    for after in (Replicate(), Shard(0)):
+        found = x.redistribute([after])
+        assert found.dtype == reduced.dtype
+        np.testing.assert_allclose(
+            found.full_array(), reduced, rtol=1e-3 if dtype == "f2" else 1e-6
+        )
+
+
 def calls(comm: Any) -> list[Callable[[], object]]:
     """Return collective calls, no two alike: with short messages, long ones and none."""
     mesh = mesh_of(comm)
