@@ -132,7 +132,7 @@ class Joined:
         steps: Sequence[Sequence[BoundStep]],
         dtype: np.dtype[Any],
     ) -> None:
-        """Find out how parts are copied from where they lie, or travel whole; alike on all ranks."""
+        """Find out how parts are copied from where they lie, or travel whole; alike everywhere."""
         mesh: Any = operands[0].mesh
         exchanges = [one for bound in steps for one in bound if isinstance(one, _Exchange)]
         communicators = {one.communicator: None for one in exchanges}  # a set in order
