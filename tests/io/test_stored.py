@@ -19,6 +19,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, FileE
 from distarray.io import _stored
 from distarray.layout import Layout, Partial, Replicate, Shard
 from tests.array.strategies import Case, cases, on_ranks
+from tests.io.memory_maps import open_map
 from tests.on_device import host
 
 
@@ -32,7 +33,7 @@ def stored(kind: str, folder: Path, case: Case, chunks: tuple[int, ...]) -> Any:
         )[...]
     if kind == "memory map":
         np.lib.format.open_memmap(folder / "x", "w+", value.dtype, value.shape)
-        return lambda position: np.load(folder / "x", mmap_mode="r+"), lambda: np.load(folder / "x")
+        return lambda position: open_map(folder / "x", "r+"), lambda: np.load(folder / "x")
     file = h5py.File(folder / "x", "w")
     dataset = file.create_dataset("x", value.shape, value.dtype)
     last = {"h5py on the first": 0, "h5py on the last": -1}[kind]
@@ -232,12 +233,12 @@ def test_what_cannot_take_the_array_is_refused_on_all_ranks(tmp_path: Path) -> N
                 da.store(x, [1, 2] if rank == 1 else None)
             with pytest.raises(ArgumentTypeError, match="DistArray"):
                 da.store(np.ones((4, 2)), dataset)
-            mapped = np.load(paths[0], mmap_mode="r+")
-            for target in (zarr.zeros((4, 2)), mapped.copy(), np.load(paths[0], mmap_mode="c")):
+            mapped = open_map(paths[0], "r+")
+            for target in (zarr.zeros((4, 2)), mapped.copy(), open_map(paths[0], "c")):
                 with pytest.raises(ArgumentError, match="memory of one process"):
                     da.store(x, target)
             with pytest.raises(ArgumentError, match="different targets"):
-                da.store(x, np.load(paths[rank > 0], mmap_mode="r+"))
+                da.store(x, open_map(paths[rank > 0], "r+"))
             assert float(x.sum()) == 8
 
         on_ranks(program)
@@ -289,7 +290,7 @@ def test_a_failing_write_is_raised_on_all_ranks(tmp_path: Path) -> None:
         if x.mesh.rank == 0:
             np.save(path, np.zeros((4, 2)))
         assert float(x.sum()) == 8
-        target = np.load(path, mmap_mode="r" if x.mesh.rank == 2 else "r+")
+        target = open_map(path, "r" if x.mesh.rank == 2 else "r+")
         with pytest.raises(FileError, match="read-only"):
             da.store(x, target)
 

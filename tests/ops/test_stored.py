@@ -17,6 +17,7 @@ from distarray.layout import box as boxes
 from distarray.ops.creation._asarray import asarray
 from distarray.testing import simulate
 from tests.array.strategies import Case, agrees, cases, on_ranks
+from tests.io.memory_maps import open_map
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 
@@ -115,7 +116,7 @@ def test_files_are_read_by_every_rank_for_itself(tmp_path: Any) -> None:
 
     def program() -> None:
         mesh = DeviceMesh([[0, 1], [2, 3]])
-        mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+        mapped = open_map(tmp_path / "a.npy", "r")
         with h5py.File(tmp_path / "a.h5", "r") as file:
             for stored in (file["values"], zarr.open_array(str(tmp_path / "a.zarr")), mapped):
                 for placements in ([S0, S1], [S1, R], [S0, S0]):
