@@ -27,6 +27,7 @@ from distarray.linalg import _tiles
 from distarray.linalg._blocked_qr import blocked_qr, panel_width
 from distarray.linalg._blocks import adjoint, multiply, on_grid
 from distarray.linalg._elimination import tile_inv, tile_solve
+from distarray.linalg._kernels import scales_of_tiny
 from distarray.ops import (
     LinAlgError,
     abs,
@@ -184,8 +185,10 @@ def singular(x: Any, name: str, small: Eigen) -> tuple[Any, np.ndarray, Any]:
     _, vectors = eigen(-_hermitian_factor(x, name), name, small)
     q, r = orthonormalize(multiply(x, vectors))  # a diagonal matrix, but for rounding
     found = np.asarray(diagonal(r))
-    sizes = np.abs(found)
-    turns = np.where(sizes > 0, found / np.where(sizes > 0, sizes, 1), 1).astype(found.dtype)
+    sizes, directions = np.abs(found), found * scales_of_tiny(found)
+    lengths = np.abs(directions)
+    turns = np.where(lengths > 0, directions / np.where(lengths > 0, lengths, 1), 1)
+    turns = turns.astype(found.dtype)
     return q * turns, np.sort(sizes)[::-1] * sizes.dtype.type(scale), on_grid(adjoint(vectors))
 
 

@@ -25,7 +25,6 @@ one process finds for all. Peak memory: the block and that of the factor, and 4 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod, sqrt
@@ -305,7 +304,8 @@ def _factorize(rows: np.ndarray, has_columns: bool) -> tuple[np.ndarray, np.ndar
     """Return the factor, without `has_columns` no rows of it, and the triangle of a matrix.
 
     LAPACK adds a column's norm to one of its items, which may overflow where neither does, and
-    leaves few digits to subnormal numbers. Such a matrix is scaled by a power of two before.
+    leaves few digits to subnormal numbers. Columns of such a matrix are scaled by powers of two
+    before, each by its own: next to the largest, small ones would vanish.
     """
 
     def found(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -320,12 +320,13 @@ def _factorize(rows: np.ndarray, has_columns: bool) -> tuple[np.ndarray, np.ndar
     size = float(abs(r).max(initial=0))
     if finfo.tiny / finfo.eps < size < finfo.max * finfo.eps or not rows.size:
         return q, r
-    largest = float(max(abs(rows.real).max(), abs(rows.imag).max()))
-    if not 0 < largest < math.inf:
+    largest = np.maximum(abs(rows.real).max(-2), abs(rows.imag).max(-2))[..., None, :]
+    if not np.isfinite(largest).all():
         return q, r
-    exponent = min(max(-math.frexp(largest)[1], finfo.minexp), -finfo.minexp)
-    q, r = found(rows * finfo.dtype.type(2.0) ** exponent)
-    return q, r * finfo.dtype.type(2.0) ** -exponent
+    exponents = np.clip(-np.frexp(largest)[1], finfo.minexp, -finfo.minexp)
+    one = finfo.dtype.type(1.0)
+    q, r = found(rows * np.ldexp(one, exponents))
+    return q, r * np.ldexp(one, -exponents)
 
 
 def _on(block: Buffer, *results: np.ndarray) -> Any:

@@ -117,6 +117,23 @@ def test_singular_vectors_are_orthonormal_and_make_the_matrix(name: str) -> None
     on_ranks(program)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_subnormal_singular_values_have_finite_vectors(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    value = rng.normal(size=(SIZE, SIZE)) + 1j * rng.normal(size=(SIZE, SIZE))
+    value = (value * np.logspace(-33, 33, SIZE)[rng.permutation(SIZE), None]).astype(np.complex64)
+    expected = np.linalg.svdvals(value)
+
+    def program() -> None:
+        x = da.distribute_array(value, da.init_device_mesh((4,)), [Shard(0)], src=None)
+        u, s, vh = (np.asarray(one) for one in da.linalg.svd(x))
+        check_columns(u)
+        check_columns(vh.mT)
+        assert units(s - expected, value) < 10
+
+    on_ranks(program)
+
+
 @pytest.mark.parametrize("shape", [(30, 21), (21, 30)])
 def test_matrices_that_are_not_square_are_factorized_first(shape: tuple[int, int]) -> None:
     value = draw(*shape)

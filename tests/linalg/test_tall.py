@@ -75,6 +75,24 @@ def test_columns_nearly_of_the_largest_length_are_factorized_as_others(dtype: An
     on_ranks(program)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.float32, np.complex64])
+def test_short_columns_beside_nearly_the_longest_keep_their_digits(dtype: Any) -> None:
+    rng, finfo = np.random.default_rng(0), np.finfo(dtype)
+    x = rng.normal(size=(64, 4))
+    if np.dtype(dtype).kind == "c":
+        x = x + 1j * rng.normal(size=x.shape)
+    lengths = np.array([1e-3, 0.01 * finfo.max, finfo.eps, finfo.tiny * 1e3], finfo.dtype)
+    x = (x * lengths).astype(dtype)
+
+    def program() -> None:
+        a = da.distribute_array(x, da.init_device_mesh((4,)), [da.Shard(0)], src=None)
+        q, r = (np.asarray(one) for one in da.linalg.qr(a))
+        np.testing.assert_allclose(q.T.conj() @ q, np.eye(4), atol=40 * finfo.eps)
+        np.testing.assert_allclose(q @ (r / lengths), x / lengths, atol=100 * finfo.eps)
+
+    on_ranks(program)
+
+
 @pytest.mark.parametrize("placement", [da.Shard(0), da.Shard(1)], ids=str)
 @pytest.mark.parametrize("scale", [1e-310, 1.0, 1.4e307])
 def test_least_squares_of_dependent_columns_have_numpys_rank(placement: Any, scale: float) -> None:
