@@ -12,7 +12,7 @@ _parsing = threading.Lock()
 
 
 def open_map(path: Path, mode: Any) -> np.memmap[Any, Any]:
-    """Return a map of a file, whose header is parsed: CPython 3.11 fails where two threads do so."""
+    """Return a map of a file; CPython 3.11 fails where two threads parse its header at once."""
     with _parsing:
         mapped = np.load(path, mmap_mode=mode)
     assert isinstance(mapped, np.memmap)
