@@ -35,6 +35,9 @@ _MOST_WORDS: Final = 4
 _MERGED: Final = ("i4", "u4", "i8", "u8", "f4", "f8")
 """Of which two runs are merged faster than sorted."""
 
+_PIECE: Final = 1 << 15
+"""Items whose bits are exchanged while they are in a core's cache."""
+
 _MOST_MERGED: Final = 8
 """Runs that are merged in pairs, three times: for more, one vectorised sort is about as fast."""
 
@@ -158,11 +161,38 @@ def _sorted(lines: Buffer, stable: bool) -> Buffer:
         return np.take_along_axis(lines, _order(lines), -1)
     result = _memory.empty(lines.shape, dtype)
     result[...] = lines
-    result.sort(kind="stable" if _is_byte(dtype) else None)
+    if dtype.char == "e":
+        _sort_halves(result)
+    else:
+        result.sort(kind="stable" if _is_byte(dtype) else None)
     if stable and kind == "f":
         for line, source in zip(_each(result), _each(lines), strict=True):
             _restore(line, source)
     return result
+
+
+def _sort_halves(lines: Buffer) -> None:
+    """Sort lines of half precision, contiguous, as the integers that have their order.
+
+    It takes half the time; and NumPy 2.4 leaves some items out of order on processors with AVX-512,
+    in lines of several thousand: of 50,000 small integers one or two, without NaN among them.
+    """
+    words = lines.view(np.int16)
+    _exchange_order(words.reshape(-1))
+    words.sort()
+    least = np.int16(~0x7C00)  # of minus infinity: below are NaNs of that sign, which come last
+    each = _each(words)
+    for place in np.flatnonzero((each[:, :1] < least).any(axis=1)):
+        line = each[place]
+        line[...] = np.roll(line, -np.searchsorted(line, least))
+    _exchange_order(words.reshape(-1))
+
+
+def _exchange_order(words: Buffer) -> None:
+    """Make bits of numbers of half precision integers of their order, and these bits again."""
+    for start in range(0, len(words), _PIECE):
+        part = words[start : start + _PIECE]
+        part ^= (part >> 15) & 0x7FFF
 
 
 def _sort_again(lines: Buffer, sources: Buffer) -> None:

@@ -86,6 +86,28 @@ def test_signs_of_zeros_and_payloads_of_nans_stay_in_order(dtype: str, length: i
     assert (np.signbit(sort_block(values)) == np.signbit(expected)).all()
 
 
+@pytest.mark.parametrize("shape", [(50_000,), (3, 10_000), (10_000, 3)])
+@pytest.mark.parametrize("descending", [False, True])
+def test_numbers_of_half_precision_are_in_order(
+    shape: tuple[int, ...], descending: bool
+) -> None:  # of which NumPy's vector instructions leave some out of it
+    rng = np.random.default_rng(0)
+    values = rng.choice([0, -0.0, 1, -1, 2, np.nan, -np.nan, np.inf, -np.inf], shape).astype("f2")
+    for axis in range(len(shape)):
+        expected = np.sort(values.astype("f4"), axis, kind="stable")
+        expected = np.flip(expected, axis) if descending else expected
+        for stable in (True, False):
+            found = sort_block(values, axis, stable=stable, descending=descending)
+            assert found.dtype == values.dtype
+            assert np.array_equal(found, expected, equal_nan=True)
+    for count in (2, 9):
+        offsets = np.linspace(0, values.size, count + 1).astype(int)
+        runs = np.split(values.reshape(-1), offsets[1:-1])
+        joined = np.concatenate([sort_block(run) for run in runs])
+        found, _ = merge_runs(joined, offsets, stable=False)
+        assert np.array_equal(found, np.sort(values.astype("f4"), axis=None), equal_nan=True)
+
+
 def test_words_that_do_not_fit_beside_positions_are_sorted_to_the_end() -> None:
     rng = np.random.default_rng(8)
     near = 1.0 + np.arange(5000) * 2.0**-52  # apart in the lowest bits alone
