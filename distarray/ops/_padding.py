@@ -319,7 +319,7 @@ def pad(x: Any, /, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any
             continue
         if mode in _MAKERS:
             x = _surround(x, axis, *_MAKERS[mode][0](x, axis, pair, pairs[axis]))
-        elif mode == "reflect" and x.shape[axis] == 1:
+        elif x.shape[axis] == 1:  # as NumPy: twice an item minus itself may overflow
             alone = [pair if i == axis else (0, 0) for i in range(layout.ndim)]
             x = _extend_by(x, alone, "edge")
         else:

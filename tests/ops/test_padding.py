@@ -165,6 +165,20 @@ def test_function_fills_in_the_ends_of_every_line() -> None:
     simulate(2, program)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "symmetric"])
+def test_odd_images_of_a_single_item_are_that_item(mode: str) -> None:
+    value = np.array([[1.5e308, np.inf, -0.0, 2.0]])
+    kept = np.pad(value, [(2, 1), (0, 0)], mode, reflect_type="odd")  # type: ignore[call-overload]
+
+    def program() -> None:
+        x = da.distribute_array(value, da.init_device_mesh((2,)), [Shard(1)])
+        found = da.pad(x, [(2, 1), (0, 0)], mode, reflect_type="odd")
+        agrees(found, kept)
+        agrees(da.signbit(found), np.signbit(kept))
+
+    simulate(2, program)
+
+
 def test_widths_may_be_a_dict() -> None:
     def program() -> None:
         x = da.ones((2, 3), mesh=da.init_device_mesh((2,)), placements=[Replicate()])
