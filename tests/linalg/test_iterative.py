@@ -390,6 +390,25 @@ def test_lsqr_says_what_scipys_says(
     simulate(3, program)
 
 
+def test_lsqr_takes_small_numbers_and_tells_of_the_smallest() -> None:
+    rng = np.random.default_rng(0)
+    matrix, right = rng.normal(size=(40, 12)), rng.normal(size=40)
+    expected = np.linalg.lstsq(matrix, right)[0]
+
+    def program() -> None:
+        for scale, size in ((1e-20, 1e-20), (1, 1e-120), (1e-60, 1e60)):
+            a = da.asarray(matrix * scale)
+            b = da.asarray(right * size)
+            x, istop, *_ = da.linalg.lsqr(a, b, atol=1e-12, btol=1e-12)
+            assert istop == 2
+            np.testing.assert_allclose(np.asarray(x) * (scale / size), expected, rtol=1e-9)
+        for x0 in (None, da.ones(12)):
+            with pytest.raises(np.linalg.LinAlgError, match="lsqr: b is so small"):
+                da.linalg.lsqr(da.asarray(matrix), da.asarray(right * 1e-170), x0=x0)
+
+    simulate(3, program)
+
+
 def test_lsqr_of_functions_and_of_nothing() -> None:
     def program() -> None:
         b = da.asarray(np.arange(12.0).reshape(3, 4))

@@ -12,6 +12,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Shard
 from distarray.linalg.iterative._operators import (
     Map,
+    check_size,
     read_count,
     read_operator,
     read_real,
@@ -83,6 +84,8 @@ def lsqr(
         If `show` is set, or A has no adjoint.
     ArgumentTypeError, ShapeError, DTypeError
         As for `cg`.
+    LinAlgError
+        If squares of `b` are too small to be told from 0.
 
     Notes
     -----
@@ -129,6 +132,7 @@ def lsqr(
     if started:
         own += rows.combine([(u, 1, ((-1, forward(x)),))], [(u, u)])
     totals = rows.add_up(own)
+    check_size(rows, rows.read(b, "b") if started else u, totals[0].real)
     size, beta = size_of(totals[0]), size_of(totals[-1])
     v = columns.zeros()
     alpha = 0.0
@@ -197,9 +201,11 @@ def lsqr(
         arnorm = alpha * abs(sine * phi)
         without = rnorm**2 - damp**2 * x2
         r1norm = math.copysign(math.sqrt(abs(without)), without)
+        # SciPy adds eps alone, next to which a small b, or A, is found to be solved at once.
+        least = anorm * (rnorm + rows.eps * size)
         istop = _reason(
             rnorm / size if size else 0.0,
-            arnorm / (anorm * rnorm + rows.eps),
+            arnorm / least if least else 0.0,
             1 / (acond + rows.eps),
             anorm * xnorm / size if size else 0.0,
             (atol, btol, 1 / conlim if conlim else 0.0),

@@ -171,11 +171,7 @@ class System:
         b2, r2 = ([one.real for one in space.add_up(parts)] * 2)[:2]
         if not is_finite(b2, r2):
             return -1
-        if b2 < space.least_square and space.largest(self.b):
-            raise LinAlgError(
-                f"{space.name}: b is so small, at most {space.largest(self.b):.1e}, that its size "
-                f"in {space.dtype} cannot be told; multiply b, and divide the solution"
-            )
+        check_size(space, self.b, b2)
         self.b_size, self.r_size = math.sqrt(b2), math.sqrt(r2)
         self.enough = max(atol, rtol * self.b_size)
         if b2 == 0:
@@ -270,3 +266,18 @@ def refuse(name: str, options: dict[str, Any], remedy: str) -> None:
     ]
     if given:
         raise ArgumentError(f"{name} does not take {', '.join(given)}; {remedy}")
+
+
+def check_size(space: Space, b: Buffer, square: float) -> None:
+    """Refuse a right-hand side whose squares, which add up to `square`, are too small to be told.
+
+    Raises
+    ------
+    LinAlgError
+        If so.
+    """
+    if square < space.least_square and space.largest(b):
+        raise LinAlgError(
+            f"{space.name}: b is so small, at most {space.largest(b):.1e}, that its size in "
+            f"{space.dtype} cannot be told; multiply b, and divide the solution"
+        )
