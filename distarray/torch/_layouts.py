@@ -69,6 +69,16 @@ class Lost(NamedTuple):
     function: str = ""
     axes: frozenset[int] = frozenset()
 
+    @property
+    def hint(self) -> str:
+        """What to tell of the function beside the rest of a message."""
+        if self.function not in ("view", "reshape", "unflatten"):
+            return ""
+        return (
+            " (sizes such as (heads, -1) make other heads of a shard; tell what is the same on "
+            "every rank, the size of a head: y.unflatten(-1, (-1, size)))"
+        )
+
 
 class Derived(NamedTuple):
     """What a tensor was computed from that all ranks have, together with what is not known.

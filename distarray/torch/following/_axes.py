@@ -229,6 +229,41 @@ def reshaped_axes(
     return axes if len(set(axes.values())) == len(axes) else None
 
 
+def torn_axes(shape: Sequence[int], sizes: Sequence[int], parts: int = 0) -> frozenset[int]:
+    """Return the axes of which a reshape makes something else where a rank has a shard of them.
+
+    One that is divided into a number of parts, whose length (-1) follows from the items that are
+    there; and one that is joined to what is left of the axis before it.
+
+    Parameters
+    ----------
+    shape
+        Of this rank's block.
+    sizes
+        Those after the reshape; one may be -1.
+    parts
+        In how many parts an axis may be divided: those of a fused weight.
+    """
+    sizes, count = list(sizes), prod(shape)
+    before = [prod(shape[:axis]) for axis in range(len(shape) + 1)]
+    found = set()
+    if -1 in sizes:
+        at = sizes.index(-1)
+        start, rests = prod(sizes[:at]), {prod(sizes[k:]) for k in range(at + 1, len(sizes) + 1)}
+        for axis, length in enumerate(shape):
+            told, more = divmod(start, before[axis] or 1)
+            is_divided = not more and 1 < told < length and prod(shape[axis + 1 :]) in rests
+            if is_divided and told != parts:
+                found.add(axis)
+        sizes[at] = count // (-prod(sizes) or 1)
+    if count and prod(sizes) == count:
+        for k, size in enumerate(sizes):
+            start = prod(sizes[:k])
+            if start not in before:
+                found |= {i for i in range(len(shape)) if start < before[i] < start * size}
+    return frozenset(found)
+
+
 def _with(shape: Sequence[int], axis: int, length: int) -> list[int]:
     """Return the shape of another rank's block."""
     return [*shape[:axis], length, *shape[axis + 1 :]]

@@ -477,8 +477,8 @@ def _refusal(
 ) -> LayoutError:
     """Return the error of a function that would take a shard for the whole."""
     return LayoutError(
-        f"{lost.function}{where} would see this rank's shard only of {what}; take the whole "
-        "tensor, dt.full_tensor(x), or let the style that it comes from pass "
+        f"{lost.function}{where} would see this rank's shard only of {what}{lost.hint}; take "
+        "the whole tensor, dt.full_tensor(x), or let the style that it comes from pass "
         "output_layouts=da.Replicate(), or take loss_parallel and cross_entropy for a loss, or "
         "call it outside where a result of this rank's alone is meant"
     )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout
+from distarray.torch._layouts import own_placed
 from distarray.torch.following._axes import (
     PRODUCTS,
     Axes,
@@ -25,6 +26,7 @@ from distarray.torch.following._axes import (
     reshaped_axes,
     single_axes,
     squeezed_axes,
+    torn_axes,
 )
 from distarray.torch.following._operands import Operand, tensors_in
 
@@ -252,6 +254,7 @@ _OF_MATRICES = (
     "matrix_rank lstsq solve solve_ex inv_ex cholesky_ex solve_triangular triangular_solve lobpcg"
 )
 """Functions of the last two axes."""
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
 
 
@@ -363,6 +366,41 @@ def _convolved(call: Call, x: torch.Tensor) -> frozenset[int]:
     return frozenset(axes if call.told(6, "groups", 1) > 1 else axes | {first - 1})
 
 
+def _recurrent(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return all axes but that of the batch, of which packed sequences have none."""
+    if len(call.args) < 9 or isinstance(call.args[3], list):  # parameters come after lengths
+        return _every(call, x)
+    batch = 0 if x is call.first and call.args[8] else 1
+    return _every(call, x) - ({batch} if x.ndim == 3 else set())
+
+
+def _chained(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axes over which a product of many matrices sums."""
+    chain = call.tensors
+    rows = [0] if any(one is x for one in chain[1:]) else []
+    columns = [x.ndim - 1] if any(one is x for one in chain[:-1]) else []
+    return frozenset(rows + columns)
+
+
+def _torn(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axes that a reshape tears, those of the first argument.
+
+    ``y.unflatten(-1, (heads, -1))`` has all heads on every rank, each of them too short.
+    """
+    sizes, axis = call.told(1, "shape size sizes"), None
+    if call.rule.name == "unflatten":
+        sizes, axis = call.told(2, "sizes"), call.told(1, "dim")
+    elif isinstance(sizes, int):
+        sizes = call.args[1:]
+    if x is not call.first or not isinstance(sizes, list | tuple):
+        return frozenset()
+    if isinstance(axis, int):
+        axis %= x.ndim
+        sizes = [*x.shape[:axis], *sizes, *x.shape[axis + 1 :]]
+    placed = own_placed(x)
+    return torn_axes(x.shape, sizes, len(placed.parts) if placed else 0)
+
+
 def _by_largest(call: Call, x: torch.Tensor) -> frozenset[int]:
     """Return all axes where no number of classes is told, which then follows from the items."""
     return frozenset() if call.told(1, "num_classes", -1) >= 0 else _every(call, x)
@@ -395,6 +433,9 @@ _WORKS: dict[str, Works] = {
     },
     **dict.fromkeys(CONVOLUTIONS, _of_first(_convolved)),
     "renorm": _renormalized,
+    **dict.fromkeys(RECURRENT, _recurrent),
+    **dict.fromkeys(("multi_dot", "chain_matmul"), _chained),
+    **dict.fromkeys(("view", "reshape", "unflatten"), _torn),
     "one_hot": _by_largest,
     "where": _met,
 }
@@ -559,6 +600,7 @@ _VIEWS: dict[str, Follows] = {
     **dict.fromkeys(("quantile", "nanquantile"), _of_levels),
     "__getitem__": _by_labels,
     **dict.fromkeys(("__setitem__", "index_put"), put),
+    **dict.fromkeys((*RECURRENT, "multi_dot", "chain_matmul"), lambda _: None),
 }
 _PROPERTIES: dict[Any, Follows] = {
     getattr(torch.Tensor, name).__get__: follows

@@ -71,9 +71,9 @@ def check_lost(
         if type(p) is Shard and p.axis in lost.axes:
             raise LayoutError(
                 f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
-                "along an axis that is cut, of which each rank saw its shard only. Let the style "
-                f"that the tensor comes from pass output_layouts=da.Replicate(){remedy}. Where a "
-                "result of each rank's alone is meant, say how it is placed: "
+                f"along an axis that is cut, of which each rank saw its shard only{lost.hint}. Let "
+                "the style that the tensor comes from pass output_layouts=da.Replicate()"
+                f"{remedy}. Where a result of each rank's alone is meant, say how it is placed: "
                 "dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
             )
 

@@ -139,7 +139,34 @@ def test_a_parallelized_module_refuses_what_a_share_has_written():
     simulate(2, program, timeout=30)
 
 
+def _recurrent(kind, x, **how):
+    layer = kind(3, 2, **how).double()
+    for parameter in layer.parameters():
+        parameter.data = _items(*parameter.shape)
+    return layer(x)
+
+
 FOLLOWED = {
+    "divided by a number": (lambda c: c(_items(3, 8), S(1)).unflatten(-1, (2, -1)), REFUSED),
+    "divided by a length": (lambda c: c(_items(3, 8), S(1)).view(3, -1, 2), None),
+    "divided elsewhere": (lambda c: c(_items(4, 8), S(1)).unflatten(0, (2, -1)), "2x2x8 [tp:S(2)]"),
+    "joined to a rest": (lambda c: c(_items(2, 3, 8), S(2)).reshape(2, 2, -1), REFUSED),
+    "joined to the next": (lambda c: c(_items(2, 8, 3), S(1)).reshape(2, -1), None),
+    "products of many": (
+        lambda c: torch.linalg.multi_dot([_items(2, 4), c(_items(4, 6), S(1)), _items(6, 3)]),
+        REFUSED,
+    ),
+    "rows of many": (lambda c: torch.linalg.multi_dot([c(_items(4, 6), S(0)), _items(6, 3)]), None),
+    "recurrent": (lambda c: _recurrent(torch.nn.LSTM, c(_items(4, 2, 3), S(0)))[0], REFUSED),
+    "recurrent, batch first": (
+        lambda c: _recurrent(torch.nn.GRU, c(_items(2, 4, 3), S(1)), batch_first=True)[0],
+        REFUSED,
+    ),
+    "recurrent, of a batch": (
+        lambda c: _recurrent(torch.nn.RNN, c(_items(4, 2, 3), S(0)), batch_first=True)[0],
+        None,
+    ),
+    "states of a batch": (lambda c: _recurrent(torch.nn.GRU, c(_items(4, 2, 3), S(1)))[1], None),
     "stacked": (lambda c: torch.stack([c(_items(4, 4), S(0))] * 2, axis=1), "4x2x4 [tp:S(0)]"),
     "stacked last": (
         lambda c: torch.stack([c(_items(4, 4), S(0))] * 2, axis=-1),

@@ -364,6 +364,12 @@ OVER_FEATURES = {
         lambda y: functional.conv_transpose1d(y, torch.ones(3, 3, 3).to(y), padding=1),
         True,
     ),
+    "halves by their number": (lambda y: y.unflatten(-1, (2, -1)).flip(2).flatten(2), True),
+    "heads by their number": (lambda y: y.view(2, 3, 2, -1).cumsum(3).flatten(2), True),
+    "heads by their size": (lambda y: y.view(2, 3, -1, 2).cumsum(3).flatten(2), False),
+    "halves of others": (lambda y: y.unflatten(0, (2, -1)).flip(0).flatten(0, 1), False),
+    "positions and a rest": (lambda y: y.reshape(2, 2, -1).flip(1).reshape(y.shape), True),
+    "many products": (lambda y: y + torch.linalg.multi_dot([y[0], y[0].mT, y[0]]).to(y), True),
     "pseudoinverse": (lambda y: torch.linalg.pinv(y.double()).mT.to(y), True),
 }
 

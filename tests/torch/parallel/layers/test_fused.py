@@ -26,13 +26,14 @@ def _values(*shape: int) -> torch.Tensor:
 class Gated(nn.Module):
     """Gate and up in one weight."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, part=lambda y: y.chunk(2, -1)) -> None:
         super().__init__()
+        self.part = part
         self.gate_up = nn.Linear(5, 2 * hidden)
         self.down = nn.Linear(hidden, 3)
 
     def forward(self, x):
-        gate, up = self.gate_up(x).chunk(2, -1)
+        gate, up = self.part(self.gate_up(x))
         return self.down(functional.silu(gate) * up)
 
 
@@ -59,9 +60,14 @@ class Grouped(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
+def _halves(y):
+    return y.unflatten(-1, (2, -1) if y.numel() else (2, 0)).unbind(-2)
+
+
+@pytest.mark.parametrize("part", [lambda y: y.chunk(2, -1), _halves])
 @pytest.mark.parametrize("hidden", [8, 7, 2])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_gate_and_up_need_one_all_reduce_each_way(hidden, ranks):
+def test_gate_and_up_need_one_all_reduce_each_way(hidden, ranks, part):
     def parallel(twin, mesh):
         plan = {
             "gate_up": dt.ColwiseParallel(parts=(hidden, hidden)),
@@ -69,7 +75,7 @@ def test_gate_and_up_need_one_all_reduce_each_way(hidden, ranks):
         }
         return dt.parallelize_module(twin, mesh, plan)
 
-    for log in compare(ranks, Gated(hidden).double(), (_values(2, 3, 5),), parallel):
+    for log in compare(ranks, Gated(hidden, part).double(), (_values(2, 3, 5),), parallel):
         assert log.count() == log.count("all_reduce") == 2
 
 
