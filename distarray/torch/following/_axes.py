@@ -233,7 +233,8 @@ def torn_axes(shape: Sequence[int], sizes: Sequence[int], parts: int = 0) -> fro
     """Return the axes of which a reshape makes something else where a rank has a shard of them.
 
     One that is divided into a number of parts, whose length (-1) follows from the items that are
-    there; and one that is joined to what is left of the axis before it.
+    there; one that is joined to what is left of the axis before it; and one that is joined to axes
+    before it into the last, which are features: a rank has some of each of those.
 
     Parameters
     ----------
@@ -244,23 +245,25 @@ def torn_axes(shape: Sequence[int], sizes: Sequence[int], parts: int = 0) -> fro
     parts
         In how many parts an axis may be divided: those of a fused weight.
     """
-    sizes, count = list(sizes), prod(shape)
+    shape, sizes = [length or 1 for length in shape], [size or -1 for size in sizes]
     before = [prod(shape[:axis]) for axis in range(len(shape) + 1)]
     found = set()
-    if -1 in sizes:
+    if sizes.count(-1) == 1:
         at = sizes.index(-1)
         start, rests = prod(sizes[:at]), {prod(sizes[k:]) for k in range(at + 1, len(sizes) + 1)}
         for axis, length in enumerate(shape):
-            told, more = divmod(start, before[axis] or 1)
+            told, more = divmod(start, before[axis])
             is_divided = not more and 1 < told < length and prod(shape[axis + 1 :]) in rests
             if is_divided and told != parts:
                 found.add(axis)
-        sizes[at] = count // (-prod(sizes) or 1)
-    if count and prod(sizes) == count:
+        sizes[at] = before[-1] // -prod(sizes)
+    if -1 not in sizes and prod(sizes) == before[-1]:
+        last = len(sizes) - 1
         for k, size in enumerate(sizes):
             start = prod(sizes[:k])
-            if start not in before:
-                found |= {i for i in range(len(shape)) if start < before[i] < start * size}
+            end = start * size + (k == last)  # an axis of one item may be the end of the last
+            if start not in before or k == last > 0:
+                found |= {i for i in range(len(shape)) if start < before[i] < end}
     return frozenset(found)
 
 

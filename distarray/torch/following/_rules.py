@@ -387,16 +387,19 @@ def _torn(call: Call, x: torch.Tensor) -> frozenset[int]:
 
     ``y.unflatten(-1, (heads, -1))`` has all heads on every rank, each of them too short.
     """
-    sizes, axis = call.told(1, "shape size sizes"), None
-    if call.rule.name == "unflatten":
-        sizes, axis = call.told(2, "sizes"), call.told(1, "dim")
+    name, ndim = call.rule.name, max(x.ndim, 1)
+    sizes, start, end = call.told(1, "shape size sizes"), 0, x.ndim
+    if name == "unflatten":
+        sizes, start = call.told(2, "sizes"), call.told(1, "dim") % ndim
+        end = start + 1
+    elif name == "flatten":
+        sizes, start = [-1], call.told(1, "start_dim", 0) % ndim
+        end = call.told(2, "end_dim", -1) % ndim + 1
     elif isinstance(sizes, int):
         sizes = call.args[1:]
     if x is not call.first or not isinstance(sizes, list | tuple):
         return frozenset()
-    if isinstance(axis, int):
-        axis %= x.ndim
-        sizes = [*x.shape[:axis], *sizes, *x.shape[axis + 1 :]]
+    sizes = [*x.shape[:start], *sizes, *x.shape[end:]]
     placed = own_placed(x)
     return torn_axes(x.shape, sizes, len(placed.parts) if placed else 0)
 
@@ -435,7 +438,7 @@ _WORKS: dict[str, Works] = {
     "renorm": _renormalized,
     **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(("multi_dot", "chain_matmul"), _chained),
-    **dict.fromkeys(("view", "reshape", "unflatten"), _torn),
+    **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _torn),
     "one_hot": _by_largest,
     "where": _met,
 }

@@ -152,6 +152,10 @@ FOLLOWED = {
     "divided elsewhere": (lambda c: c(_items(4, 8), S(1)).unflatten(0, (2, -1)), "2x2x8 [tp:S(2)]"),
     "joined to a rest": (lambda c: c(_items(2, 3, 8), S(2)).reshape(2, 2, -1), REFUSED),
     "joined to the next": (lambda c: c(_items(2, 8, 3), S(1)).reshape(2, -1), None),
+    "joined to others before": (lambda c: c(_items(2, 3, 8), S(2)).flatten(1), REFUSED),
+    "one item joined to others": (lambda c: c(_items(2, 3, 2), S(2)).reshape(2, -1), REFUSED),
+    "joined to all": (lambda c: c(_items(2, 3, 8), S(2)).flatten(), None),
+    "joined to a batch": (lambda c: c(_items(2, 4, 3), S(1)).view(-1, 3), None),
     "products of many": (
         lambda c: torch.linalg.multi_dot([_items(2, 4), c(_items(4, 6), S(1)), _items(6, 3)]),
         REFUSED,

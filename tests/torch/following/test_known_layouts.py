@@ -369,6 +369,8 @@ OVER_FEATURES = {
     "heads by their size": (lambda y: y.view(2, 3, -1, 2).cumsum(3).flatten(2), False),
     "halves of others": (lambda y: y.unflatten(0, (2, -1)).flip(0).flatten(0, 1), False),
     "positions and a rest": (lambda y: y.reshape(2, 2, -1).flip(1).reshape(y.shape), True),
+    "features of all positions": (lambda y: y.mT.reshape(2, -1).view(2, -1, 3).mT, False),
+    "positions of all features": (lambda y: y.flatten(1).view(y.shape) + 1, True),
     "many products": (lambda y: y + torch.linalg.multi_dot([y[0], y[0].mT, y[0]]).to(y), True),
     "pseudoinverse": (lambda y: torch.linalg.pinv(y.double()).mT.to(y), True),
 }
