@@ -55,7 +55,10 @@ from distarray.torch.training import ORIGINALS
 
 _FRESH = ("new_", "__get__", "_foreach")
 """Beginnings of names: results are no part of the arguments, or are followed by other means."""
-_JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+_JOINING = (
+    *("cat", "concat", "concatenate", "stack"),
+    *("hstack", "vstack", "dstack", "row_stack", "column_stack"),
+)
 _TAKING = ("chunk", "split", "tensor_split", "narrow", "glu", "__getitem__")
 
 

@@ -225,9 +225,9 @@ _ALONG: dict[tuple[int, int | tuple[int, int] | None], str] = {
     "fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn",
     (4, -1): "gumbel_softmax",
     (99, _ALL): "aminmax gradient",
-    (99, 0): "vsplit flipud msort vstack",
-    (99, 1): "hsplit fliplr hstack local_response_norm",
-    (99, 2): "dsplit",
+    (99, 0): "vsplit flipud msort vstack row_stack segment_reduce pad_sequence",
+    (99, 1): "hsplit fliplr hstack column_stack local_response_norm",
+    (99, 2): "dsplit dstack",
     (99, -1): "pairwise_distance multinomial vecdot linalg_cross trapezoid trapz "
     "cumulative_trapezoid",
 }
@@ -239,7 +239,8 @@ _WHOLE = (
     "triplet_margin_with_distance_loss margin_ranking_loss hinge_embedding_loss ctc_loss "
     "matrix_norm put fill_diagonal searchsorted bucketize diagonal_copy diagonal_scatter "
     "diag_embed diagflat block_diag combinations cartesian_prod pdist histogramdd "
-    "nonzero_static stft istft kron vander sum_to_size resize resize_as as_strided as_strided_copy"
+    "nonzero_static stft istft kron vander sum_to_size resize resize_as as_strided as_strided_copy "
+    "frobenius_norm nuclear_norm native_norm norm_except_dim pca_lowrank svd_lowrank"
 )
 """Functions that work along all axes, or that are not told apart more finely."""
 _LOSSES = (
@@ -366,6 +367,13 @@ def _convolved(call: Call, x: torch.Tensor) -> frozenset[int]:
     return frozenset(axes if call.told(6, "groups", 1) > 1 else axes | {first - 1})
 
 
+def _attended(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the features of query, key and value, and the items of the last two: not the batch."""
+    query, *others = call.args[:3]
+    axes = {x.ndim - 1} if any(x is one for one in (query, *others)) else set()
+    return frozenset(axes | {0} if any(x is one for one in others) else axes)
+
+
 def _recurrent(call: Call, x: torch.Tensor) -> frozenset[int]:
     """Return all axes but that of the batch, of which packed sequences have none."""
     if len(call.args) < 9 or isinstance(call.args[3], list):  # parameters come after lengths
@@ -429,14 +437,25 @@ _WORKS: dict[str, Works] = {
     "batch_norm": _of_first(_beside_channels),
     **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
     **{
-        f"{kind}_pool{count}d{indices}": _last(count)
-        for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max", "fractional_max")
+        f"{kind}pool{count}d{indices}": _last(count)
+        for kind in (
+            "avg_",
+            "max_",
+            "lp_",
+            "adaptive_avg_",
+            "adaptive_max_",
+            "fractional_max_",
+            "max_un",
+        )
         for count in (1, 2, 3)
         for indices in ("", "_with_indices")
     },
     **dict.fromkeys(CONVOLUTIONS, _of_first(_convolved)),
     "renorm": _renormalized,
     **dict.fromkeys(RECURRENT, _recurrent),
+    "multi_head_attention_forward": _attended,
+    "embedding_bag": _of_first(lambda _, x: frozenset({x.ndim - 1})),
+    "conv_tbc": _of_first(lambda _, x: frozenset({0, x.ndim - 1})),
     **dict.fromkeys(("multi_dot", "chain_matmul"), _chained),
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _torn),
     "one_hot": _by_largest,
@@ -559,6 +578,12 @@ def _paired(case: Case) -> bool:
     return all(one.is_cut for one in case.call.operands) or not case.cut
 
 
+def _kept(case: Case) -> Axes | None:
+    """Follow the first argument, whose axes the result has."""
+    is_kept = case.source is case.call.first and case.result.shape == case.source.shape
+    return {axis: axis for axis in case.cut} if is_kept else None
+
+
 def _leading(case: Case) -> Axes | None:
     """Follow the first axes, behind which one is added or dropped."""
     is_kept = case.source is case.call.first and all(i < case.result.ndim for i in case.cut)
@@ -603,7 +628,10 @@ _VIEWS: dict[str, Follows] = {
     **dict.fromkeys(("quantile", "nanquantile"), _of_levels),
     "__getitem__": _by_labels,
     **dict.fromkeys(("__setitem__", "index_put"), put),
-    **dict.fromkeys((*RECURRENT, "multi_dot", "chain_matmul"), lambda _: None),
+    **dict.fromkeys(("prelu", "dropout1d", "dropout2d", "dropout3d"), _kept),
+    **dict.fromkeys(
+        (*RECURRENT, "multi_head_attention_forward", "multi_dot", "chain_matmul"), lambda _: None
+    ),
 }
 _PROPERTIES: dict[Any, Follows] = {
     getattr(torch.Tensor, name).__get__: follows

@@ -146,6 +146,17 @@ def _recurrent(kind, x, **how):
     return layer(x)
 
 
+def _attended(query, key):
+    return torch.nn.functional.multi_head_attention_forward(
+        *(query, key, key, 4, 2, _items(12, 4), None, None, None, False, 0.0),
+        *(_items(4, 4), None, True, None, False),
+    )[0]
+
+
+def _bags(places):
+    return torch.nn.functional.embedding_bag(places, _items(8, 3), mode="sum")
+
+
 FOLLOWED = {
     "divided by a number": (lambda c: c(_items(3, 8), S(1)).unflatten(-1, (2, -1)), REFUSED),
     "divided by a length": (lambda c: c(_items(3, 8), S(1)).view(3, -1, 2), None),
@@ -156,6 +167,28 @@ FOLLOWED = {
     "one item joined to others": (lambda c: c(_items(2, 3, 2), S(2)).reshape(2, -1), REFUSED),
     "joined to all": (lambda c: c(_items(2, 3, 8), S(2)).flatten(), None),
     "joined to a batch": (lambda c: c(_items(2, 4, 3), S(1)).view(-1, 3), None),
+    "attended, beside a cut query": (
+        lambda c: _attended(c(_items(4, 2, 4), S(0)), _items(4, 2, 4)),
+        None,
+    ),
+    "attended, of a sequence": (lambda c: _attended(*[c(_items(4, 2, 4), S(0))] * 2), REFUSED),
+    "attended, of a batch": (lambda c: _attended(*[c(_items(4, 2, 4), S(1))] * 2), None),
+    "bags": (lambda c: _bags(c(_places(8, 2, 4), S(1))), REFUSED),
+    "bags of a batch": (lambda c: _bags(c(_places(8, 2, 4), S(0))), "2x3 [tp:S(0)]"),
+    "side by side": (lambda c: torch.column_stack([c(_items(4, 4), S(1))] * 2), REFUSED),
+    "one below another": (
+        lambda c: torch.row_stack([c(_items(4, 4), S(1))] * 2),
+        "8x4 [tp:S(1)]",
+    ),
+    "steps and channels": (
+        lambda c: torch.conv_tbc(c(_items(4, 2, 3), S(0)), _items(3, 3, 3), _items(3), 1),
+        REFUSED,
+    ),
+    "sequences": (lambda c: torch.nn.utils.rnn.pad_sequence([c(_items(4, 3), S(0))]), REFUSED),
+    "leaky": (
+        lambda c: torch.nn.functional.prelu(c(_items(4, 3), S(1)), _items(1)).softmax(1),
+        REFUSED,
+    ),
     "products of many": (
         lambda c: torch.linalg.multi_dot([_items(2, 4), c(_items(4, 6), S(1)), _items(6, 3)]),
         REFUSED,
