@@ -455,6 +455,7 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(RECURRENT, _recurrent),
     "multi_head_attention_forward": _attended,
     "embedding_bag": _of_first(lambda _, x: frozenset({x.ndim - 1})),
+    "_pack_padded_sequence": _of_first(lambda *_: frozenset({0, 1})),
     "conv_tbc": _of_first(lambda _, x: frozenset({0, x.ndim - 1})),
     **dict.fromkeys(("multi_dot", "chain_matmul"), _chained),
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _torn),

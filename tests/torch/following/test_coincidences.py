@@ -189,6 +189,10 @@ FOLLOWED = {
         lambda c: torch.nn.functional.prelu(c(_items(4, 3), S(1)), _items(1)).softmax(1),
         REFUSED,
     ),
+    "packed": (
+        lambda c: torch.nn.utils.rnn.pack_padded_sequence(c(_items(4, 1, 3), S(0)), [2])[0],
+        REFUSED,
+    ),
     "products of many": (
         lambda c: torch.linalg.multi_dot([_items(2, 4), c(_items(4, 6), S(1)), _items(6, 3)]),
         REFUSED,
