@@ -229,7 +229,8 @@ def reshaped_axes(
     return axes if len(set(axes.values())) == len(axes) else None
 
 
-def torn_axes(shape: Sequence[int], sizes: Sequence[int], parts: int = 0) -> frozenset[int]:
+@lru_cache(maxsize=4096)
+def torn_axes(before: tuple[int, ...], after: tuple[int, ...], parts: int = 0) -> frozenset[int]:
     """Return the axes of which a reshape makes something else where a rank has a shard of them.
 
     One that is divided into a number of parts, whose length (-1) follows from the items that are
@@ -238,32 +239,30 @@ def torn_axes(shape: Sequence[int], sizes: Sequence[int], parts: int = 0) -> fro
 
     Parameters
     ----------
-    shape
-        Of this rank's block.
-    sizes
-        Those after the reshape; one may be -1.
+    before, after
+        Shapes of this rank's block; one length after the reshape may be -1.
     parts
         In how many parts an axis may be divided: those of a fused weight.
     """
-    shape, sizes = [length or 1 for length in shape], [size or -1 for size in sizes]
-    before = [prod(shape[:axis]) for axis in range(len(shape) + 1)]
+    shape, sizes = [length or 1 for length in before], [size or -1 for size in after]
+    leads = [prod(shape[:axis]) for axis in range(len(shape) + 1)]
     found = set()
     if sizes.count(-1) == 1:
         at = sizes.index(-1)
         start, rests = prod(sizes[:at]), {prod(sizes[k:]) for k in range(at + 1, len(sizes) + 1)}
         for axis, length in enumerate(shape):
-            told, more = divmod(start, before[axis])
+            told, more = divmod(start, leads[axis])
             is_divided = not more and 1 < told < length and prod(shape[axis + 1 :]) in rests
             if is_divided and told != parts:
                 found.add(axis)
-        sizes[at] = before[-1] // -prod(sizes)
-    if -1 not in sizes and prod(sizes) == before[-1]:
+        sizes[at] = leads[-1] // -prod(sizes)
+    if -1 not in sizes and prod(sizes) == leads[-1]:
         last = len(sizes) - 1
         for k, size in enumerate(sizes):
             start = prod(sizes[:k])
             end = start * size + (k == last)  # an axis of one item may be the end of the last
-            if start not in before or k == last > 0:
-                found |= {i for i in range(len(shape)) if start < before[i] < end}
+            if start not in leads or k == last > 0:
+                found |= {i for i in range(len(shape)) if start < leads[i] < end}
     return frozenset(found)
 
 

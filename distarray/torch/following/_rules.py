@@ -407,9 +407,9 @@ def _torn(call: Call, x: torch.Tensor) -> frozenset[int]:
         sizes = call.args[1:]
     if x is not call.first or not isinstance(sizes, list | tuple):
         return frozenset()
-    sizes = [*x.shape[:start], *sizes, *x.shape[end:]]
+    after = (*x.shape[:start], *map(int, sizes), *x.shape[end:])
     placed = own_placed(x)
-    return torn_axes(x.shape, sizes, len(placed.parts) if placed else 0)
+    return torn_axes(tuple(x.shape), after, len(placed.parts) if placed else 0)
 
 
 def _by_largest(call: Call, x: torch.Tensor) -> frozenset[int]:
