@@ -130,7 +130,6 @@ def test_unsupported_numpy_functions_raise_and_name_the_remedy() -> None:
             for call in (
                 lambda: np.is_busday(x),
                 lambda: np.subtract.accumulate(x),
-                lambda: np.add.reduceat(x, x),
                 lambda: np.subtract.reduce(x),
                 lambda: np.add(np.ones(6), x, out=np.ones(6)),
                 lambda: np.ones(6).__iadd__(x),

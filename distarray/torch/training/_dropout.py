@@ -68,7 +68,7 @@ def dropout(
     >>> seed = dt.manual_seed(5, mesh)
     >>> x = dt.distribute_tensor(torch.ones(6), mesh, [da.Shard(0)])
     >>> dt.dropout(x)  # of several processes each has its block of these
-    tensor([0., 2., 0., 0., 2., 2.])
+    tensor([2., 0., 0., 0., 2., 0.])
     """
     if has_torch_function((x,)):  # modes see it as one of torch's own, such as that of layouts
         result: torch.Tensor = handle_torch_function(
