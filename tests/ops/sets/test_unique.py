@@ -156,6 +156,26 @@ def test_large_arrays_are_divided_evenly(ranks_per_node: int | None) -> None:
         simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
+@pytest.mark.host_only
+def test_long_parts_are_divided_by_a_sample_in_few_rounds() -> None:
+    kinds = np.random.default_rng(7).integers(0, 2, (900, 300))
+    kinds[:, :200] = 1  # so that the first words tell nothing
+    drawn = np.random.default_rng(8).integers(0, 900, 3000)
+
+    def program() -> None:
+        x = da.distribute_array(kinds[drawn].astype(float), placements=[Shard(0)], src=None)
+        with CommLog() as log:
+            values, inverse = da.unique(x, return_inverse=True, axis=0)
+        assert log.count() <= 8
+        expected, numbers = np.unique(kinds[drawn], return_inverse=True, axis=0)
+        agrees(values, expected.astype(float))
+        agrees(inverse, numbers)
+        lengths = [values.layout.local_shape((i,))[0] for i in range(RANKS)]
+        assert max(lengths) <= 1.5 * len(expected) / RANKS
+
+    on_ranks(program)
+
+
 def test_few_items_are_gathered_at_once_and_divided_as_by_default() -> None:
     values = np.random.default_rng(3).integers(0, 9, (RANKS, 5))
 
