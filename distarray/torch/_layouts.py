@@ -172,9 +172,20 @@ def placed_of(tensor: torch.Tensor) -> Placed | None:
     """
     if not is_placed(tensor) and not tensor.requires_grad:
         for parameter, placed in all_placed():
-            if parameter.is_leaf and parameter.grad is tensor:
+            if _is_leaf(parameter) and parameter.grad is tensor:
                 return placed
     return own_placed(tensor)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has a gradient of its own, also where torch cannot tell any more.
+
+    Of a graph that is still alive, a view is none whose parameter an optimizer has changed since.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def layout_of(tensor: torch.Tensor) -> Layout | None:

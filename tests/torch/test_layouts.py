@@ -11,6 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
+import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
 from distarray.errors import ArgumentTypeError, LayoutError  # noqa: E402
 from distarray.layout import AbstractMesh, Layout, Shard  # noqa: E402
@@ -48,6 +51,30 @@ def test_a_gradient_has_the_layout_of_its_parameter():
     assert dt.layout_of(x.grad) is LAYOUT
     assert dt.layout_of(x * 2) is None
     assert dt.layout_of(torch.ones(0, 2)) is None
+
+
+def test_gradients_are_found_beside_graphs_of_parameters_that_have_changed_since():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(2, 4), nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.layer(x) * self.scale
+
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        model = dt.parallelize_module(Scaled(), mesh, {"layer": dt.ColwiseParallel()})
+        dt.distribute_parameter(model, "scale", mesh, [da.Replicate()])
+        graph = model(torch.ones(3, 2))
+        with torch.no_grad():
+            model.scale += 1
+        model.layer.weight.grad = torch.ones_like(model.layer.weight)
+        assert dt.layout_of(torch.ones(2)) is None
+        assert str(dt.layout_of(model.layer.weight.grad)) == "4x2 [tp:S(0)]"
+        del graph
+
+    da.testing.simulate(2, program)
 
 
 def test_a_tensor_that_was_resized_has_none():
