@@ -41,6 +41,7 @@ from distarray.torch.parallel import (
     distribute_parameter,
     input_reshard,
     parallelize_module,
+    plan_of,
 )
 from distarray.torch.state import (
     load_optimizer_state_dict,
@@ -98,6 +99,7 @@ __all__ = [
     "optimizer_state_dict",
     "parallelize_module",
     "place_like",
+    "plan_of",
     "random_state",
     "redistribute",
     "register_fsdp_forward_method",

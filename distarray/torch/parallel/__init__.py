@@ -3,6 +3,7 @@
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._input_reshard import input_reshard
 from distarray.torch.parallel._lora import LowRankParallel
+from distarray.torch.parallel._model_plan import plan_of
 from distarray.torch.parallel._parallelize import parallelize_module
 from distarray.torch.parallel._parameters import distribute_parameter, forget_graphs
 from distarray.torch.parallel._prepare import (
@@ -32,4 +33,5 @@ __all__ = [
     "local_padding",
     "one_axis",
     "parallelize_module",
+    "plan_of",
 ]

@@ -151,7 +151,7 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
                 f"plan[{pattern!r}] is a {type(style).__name__}; it must be a ParallelStyle, "
                 f"such as dt.ColwiseParallel(){twin_of_style(style)}"
             )
-        matched = [name for name in names if _fits(name, pattern)]
+        matched = [name for name in names if fits(name, pattern)]
         if not matched:
             near = difflib.get_close_matches(pattern, names, 3, 0.5) or list(names)[1:6]
             raise ArgumentError(
@@ -238,7 +238,8 @@ def _are_alike(one: ParallelStyle, other: ParallelStyle) -> bool:
         return False
 
 
-def _fits(name: str, pattern: str) -> bool:
+def fits(name: str, pattern: str) -> bool:
+    """Tell whether a module's name is one of those that a pattern in a plan stands for."""
     if not name:  # the module itself, which is no part of a name
         return not pattern
     parts, wanted = name.split("."), pattern.split(".")

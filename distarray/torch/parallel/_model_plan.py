@@ -1,0 +1,234 @@
+"""The plan that a model of Hugging Face's has of itself, in parallel styles.
+
+Such a model names its modules and, for each, a word that says how it is cut. How many features
+belong together the words do not say: a rank's query heads are those of its keys, so everything
+that an attention has cut is dealt out in as many units as there are heads of keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from distarray.comm import DeviceMesh
+from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.layout import Replicate
+from distarray.torch._moves import redistribute
+from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._parallelize import fits
+from distarray.torch.parallel._parameters import distribute_buffer
+from distarray.torch.parallel._rowwise import RowwiseParallel
+from distarray.torch.parallel._style import ParallelStyle
+
+_R = Replicate()
+Spec = tuple[type[ParallelStyle], dict[str, Any]]
+"""A style, and what it is made with."""
+
+
+class WholeParallel(ParallelStyle):
+    """Keep a module's parameters and buffers whole, as is known where they meet shards.
+
+    There their gradients are added up: so those of a norm over each head. What an embedding gives
+    all ranks have, since they have the same words.
+    """
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Give all ranks the module's parameters and buffers."""
+        for name, _ in module.named_parameters(recurse=False):
+            self.distribute(module, name, mesh, [_R])
+        for name, _ in module.named_buffers(recurse=False):
+            distribute_buffer(module, name, mesh, [_R])
+        if isinstance(module, nn.Embedding):
+            self.on_output(module, lambda _, y: redistribute(y, mesh, [_R], [_R]))
+
+
+_WHOLE: Spec = (WholeParallel, {})
+_WORDS: dict[str, Spec] = {
+    "colwise": (ColwiseParallel, {}),
+    "packed_colwise": (ColwiseParallel, {"parts": 2}),
+    **dict.fromkeys(
+        ("colwise_gather_output", "colwise_rep"), (ColwiseParallel, {"output_layouts": _R})
+    ),
+    "rowwise": (RowwiseParallel, {}),
+    "packed_rowwise": (RowwiseParallel, {"parts": 2}),
+    **dict.fromkeys(
+        ("rowwise_split_input", "rowwise_rep"), (RowwiseParallel, {"input_layouts": _R})
+    ),
+    "embedding_rowwise": (RowwiseParallel, {}),
+    "embedding_colwise": (ColwiseParallel, {"output_layouts": _R}),
+    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj"), _WHOLE),
+}
+"""The words that styles carry out; of ``parts``, how many equal ones are fused."""
+
+_SIZES = ("head_dim", "head_size", "attention_head_size")
+_COUNTS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "num_heads")
+"""Names under which attentions, and configs, have the size of a head and the number of heads."""
+
+
+def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
+    """Return the plan that a model of Hugging Face's has of itself, for `parallelize_module`.
+
+    Parameters
+    ----------
+    model
+        With or without a head. Any module that has ``tp_plan``, or ``_tp_plan`` and a ``config``
+        with ``base_model_tp_plan``: words by the names of modules, with ``*`` for numbers. Such a
+        plan may be set: ``model.tp_plan = {...}``.
+
+    Returns
+    -------
+    dict
+        Styles by the names of modules: it may be changed. The features of attentions are cut
+        between heads of keys, with the query heads that share each, however many ranks there are; a
+        rank may have none. Where a head and an embedding share their weight, both are cut by the
+        vocabulary; a ``forward`` that an embedding has of its own must work word by word. All other
+        modules with parameters are in the plan as well, and stay whole: every rank takes the
+        parameters of one, and gradients are added up where ranks have parts of them, as of a norm
+        over each head.
+
+    Raises
+    ------
+    ArgumentError
+        The model has no plan, or one with words that no style here carries out (experts, for
+        instance), or features that cannot be dealt out by heads.
+
+    Examples
+    --------
+    >>> class MLP(nn.Module):
+    ...     tp_plan = {"up": "colwise", "down": "rowwise"}
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.up, self.down, self.norm = nn.Linear(4, 6), nn.Linear(6, 4), nn.LayerNorm(4)
+    >>> for name, style in dt.plan_of(MLP()).items():
+    ...     print(name, type(style).__name__)
+    up ColwiseParallel
+    down RowwiseParallel
+    norm WholeParallel
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(model).__name__}")
+    words, modules = _words_of(model), dict(model.named_modules())
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    chosen: dict[str, Spec] = {}
+    refused: dict[str, str] = {}
+    for pattern, word in words.items():
+        matched = [name for name in modules if fits(name, pattern)]
+        if word in _WORDS:
+            chosen.update(dict.fromkeys(matched, _WORDS[word]))
+        if word not in _WORDS if matched else any(fits(name, pattern) for name in parameters):
+            refused[pattern] = word
+    if refused:
+        raise ArgumentError(
+            f"the plan of {type(model).__name__} has entries that no style carries out: {refused}. "
+            f"Set model.tp_plan = {{k: v for k, v in model.tp_plan.items() if k not in "
+            f"{tuple(refused)}}}: their modules run whole on every rank then, or by a "
+            "ParallelStyle of your own that you add to what plan_of returns"
+        )
+    specs = {name: _with_heads(modules, name, chosen) for name in chosen}
+    specs |= dict(_tied(modules, specs))
+    for name, module in modules.items():
+        if next(module.parameters(recurse=False), None) is not None:
+            specs.setdefault(name, _WHOLE)
+        if "own_forward" in specs.get(name, _WHOLE)[1] and len(list(module.parameters())) > 1:
+            raise ArgumentError(
+                f"{name} is a {type(module).__name__} with parameters beside its weight, which "
+                "would have gradients of a rank's own words; leave it, and what shares its weight, "
+                "out of model.tp_plan"
+            )
+    return {key: kind(**told) for key, (kind, told) in _by_patterns(modules, specs).items()}
+
+
+def _words_of(model: Any) -> Mapping[str, str]:
+    """Return the words of a model's plan, by the names of its modules."""
+    words = getattr(model, "tp_plan", None)
+    if words is None:
+        prefix = getattr(model, "base_model_prefix", "")
+        prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""
+        base = getattr(getattr(model, "config", None), "base_model_tp_plan", None) or {}
+        words = {f"{prefix}{name}": word for name, word in base.items()}
+        words |= getattr(model, "_tp_plan", None) or {}
+    if not words:
+        raise ArgumentError(
+            f"{type(model).__name__} has no plan of its own: neither tp_plan nor "
+            "config.base_model_tp_plan. Write one for parallelize_module, styles by the names of "
+            'modules: {"layers.*.mlp.up": dt.ColwiseParallel(), ...}'
+        )
+    return words
+
+
+def _features(module: Any, spec: Spec) -> int | None:
+    """Return how many features a style cuts of a linear layer that stay cut; None of others."""
+    kind, told = spec
+    if kind is WholeParallel or told.keys() & {"input_layouts", "output_layouts"}:
+        return None
+    found = getattr(module, "out_features" if kind is ColwiseParallel else "in_features", None)
+    return None if found is None else found // told.get("parts", 1)
+
+
+def _with_heads(modules: Mapping[str, Any], name: str, chosen: Mapping[str, Spec]) -> Spec:
+    """Return the style of a module with the sizes of its parts, and of what stays together."""
+    kind, told = chosen[name]
+    module, features = modules[name], _features(modules[name], chosen[name])
+    if isinstance(module, nn.Embedding) and kind is not WholeParallel:
+        return kind, {**told, "own_forward": True}
+    if features is None:
+        return kind, told
+    if "parts" in told:
+        told = {"parts": (features,) * told["parts"]}
+    parent = name.rpartition(".")[0]
+    attention = modules[parent]
+    if not any(hasattr(attention, key) for key in (*_SIZES, *_COUNTS, "num_key_value_groups")):
+        return kind, told
+    beside = (_features(modules[k], v) for k, v in chosen.items() if k.rpartition(".")[0] == parent)
+    config = next((c for m in _upwards(modules, parent) if (c := getattr(m, "config", None))), None)
+    size, count = (_number((attention, config), names) for names in (_SIZES, _COUNTS))
+    if not size and count and (width := getattr(config, "hidden_size", None)):
+        size = width // (getattr(config, "num_attention_heads", None) or count)
+    heads = math.gcd(count, *(n // size for n in beside if n and size and n % size == 0))
+    if not heads or features % heads:
+        raise ArgumentError(
+            f"{name} has {features} features, which {heads} heads of keys cannot share: it is in a "
+            f"{type(attention).__name__} of heads of size {size}. Leave it out of model.tp_plan, "
+            "and add a style with the unit= of its heads to what plan_of returns"
+        )
+    return kind, {**told, "unit": features // heads}
+
+
+def _number(sources: tuple[Any, ...], names: tuple[str, ...]) -> int:
+    """Return the first number of these names that one of the sources has; 0 if none."""
+    found = (getattr(one, name, None) for name in names for one in sources)
+    return next((n for n in found if isinstance(n, int)), 0)
+
+
+def _upwards(modules: Mapping[str, Any], name: str) -> Iterator[Any]:
+    """Yield a module, and those that hold it, from the inside out."""
+    while name:
+        yield modules[name]
+        name = name.rpartition(".")[0]
+    yield modules[""]
+
+
+def _tied(modules: Mapping[str, Any], specs: Mapping[str, Spec]) -> Iterator[tuple[str, Spec]]:
+    """Yield the styles of embeddings and heads without a word, whose weight is cut elsewhere."""
+    weights = {name: getattr(module, "weight", None) for name, module in modules.items()}
+    cut = {id(weights[name]) for name, spec in specs.items() if spec != _WHOLE}
+    for name, weight in weights.items():
+        if name in specs or weight is None or id(weight) not in cut:
+            continue
+        if isinstance(modules[name], nn.Embedding):
+            yield name, (RowwiseParallel, {"own_forward": True})
+        else:
+            yield name, (ColwiseParallel, {"output_layouts": _R})
+
+
+def _by_patterns(modules: Mapping[str, Any], specs: Mapping[str, Spec]) -> dict[str, Spec]:
+    """Return styles by names in which ``*`` stands for all numbers, wherever these are alike."""
+    found: dict[str, Spec] = {}
+    for name, spec in specs.items():
+        pattern = ".".join("*" if part.isdecimal() else part for part in name.split("."))
+        alike = all(specs.get(other) == spec for other in modules if fits(other, pattern))
+        found[pattern if alike else name] = spec
+    return found
