@@ -19,13 +19,15 @@ import torch
 
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Shard
-from distarray.torch._compat import is_in_function_forward, skip_frame
+from distarray.torch._compat import base_of, is_in_function_forward, skip_frame
 from distarray.torch._layouts import (
+    Derived,
     Lost,
     Placed,
     is_known,
     is_placed,
     is_sharded,
+    known_of,
     lost_of,
     note,
     place,
@@ -175,6 +177,7 @@ class Following(Pausing):
             call = sum_gradients(call)
             result = call.function(*call.args, **call.kwargs)
             derive(call, result)
+            _tell_base(call)
             return result
         worked = _worked_over(call)
         if worked is not None and self._strict:
@@ -199,6 +202,7 @@ class Following(Pausing):
         if wrong is not None and self._strict:
             raise _refusal(*wrong)
         derive(call, result)
+        _tell_base(call)
         return result
 
 
@@ -273,6 +277,21 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
         elif losing is not None and (losing.function or not any(weights)):
             note(x, losing)
     return wrong
+
+
+def _tell_base(call: Call) -> None:
+    """Remember of a tensor what was written into a view of it: some shard, or of a rank's own."""
+    written = call.written
+    base = base_of(written) if isinstance(written, torch.Tensor) else None
+    if base is None:
+        return
+    known, before = known_of(written), known_of(base)
+    if isinstance(known, Placed) and is_sharded(known.layout) and not isinstance(before, Placed):
+        known = Lost(known.layout)
+    if isinstance(known, Lost) and not isinstance(before, Lost):
+        note(base, known)
+    elif isinstance(known, Derived) and before is None:
+        note(base, Derived(known.source))
 
 
 def _everywhere(_: Case) -> Axes:

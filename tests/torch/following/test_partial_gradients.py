@@ -42,6 +42,7 @@ MEET = {  # tokens that are cut along the sequence, and two of what all ranks ha
     "a weight": lambda t, g, h: functional.linear(t, g[0, 0].outer(h[0, 0])),
     "attention": _attend,
     "written": lambda t, g, h: _write(t.clone(), g + h),
+    "written into views": lambda t, g, h: _join(t, g) + h,
     "several functions": lambda t, g, h: torch.stack([t, t * g]).sum(0) * torch.softmax(h, -1),
 }
 
@@ -49,6 +50,14 @@ MEET = {  # tokens that are cut along the sequence, and two of what all ranks ha
 def _write(t, g):
     t[..., 0] = g[..., 1]
     return t
+
+
+def _join(t, g):
+    joined = t.new_empty(*t.shape[:-1], 2 * WIDTH)
+    joined[..., :WIDTH].copy_(t)
+    joined[..., WIDTH:].copy_(g.expand(-1, t.shape[1], -1))
+    found = joined[..., :WIDTH] * joined[..., WIDTH:]
+    return found if dt.layout_of(t) is None else dt.place_like(found, t)
 
 
 class Conditioned(nn.Module):
