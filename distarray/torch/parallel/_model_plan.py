@@ -8,14 +8,14 @@ that an attention has cut is dealt out in as many units as there are heads of ke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Replicate
+from distarray.layout import Partial, Placement, Replicate
 from distarray.torch._moves import redistribute
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._parallelize import fits
@@ -33,7 +33,15 @@ class WholeParallel(ParallelStyle):
 
     There their gradients are added up: so those of a norm over each head. What an embedding gives
     all ranks have, since they have the same words.
+
+    Parameters
+    ----------
+    grad_placements
+        How gradients of the output arrive: ``[Partial()]`` where all that follows is cut.
     """
+
+    def __init__(self, grad_placements: Sequence[Placement] | None = None) -> None:
+        self.grad_placements = grad_placements
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Give all ranks the module's parameters and buffers."""
@@ -41,8 +49,9 @@ class WholeParallel(ParallelStyle):
             self.distribute(module, name, mesh, [_R])
         for name, _ in module.named_buffers(recurse=False):
             distribute_buffer(module, name, mesh, [_R])
-        if isinstance(module, nn.Embedding):
-            self.on_output(module, lambda _, y: redistribute(y, mesh, [_R], [_R]))
+        if isinstance(module, nn.Embedding) or self.grad_placements:
+            told: Any = {"grad_placements": self.grad_placements}
+            self.on_output(module, lambda _, y: redistribute(y, mesh, [_R], [_R], **told))
 
 
 _WHOLE: Spec = (WholeParallel, {})
@@ -59,7 +68,8 @@ _WORDS: dict[str, Spec] = {
     ),
     "embedding_rowwise": (RowwiseParallel, {}),
     "embedding_colwise": (ColwiseParallel, {"output_layouts": _R}),
-    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj"), _WHOLE),
+    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), _WHOLE),
+    "mla_kv_a_proj": (WholeParallel, {"grad_placements": [Partial()]}),
 }
 """The words that styles carry out; of ``parts``, how many equal ones are fused."""
 
@@ -185,7 +195,9 @@ def _with_heads(modules: Mapping[str, Any], name: str, chosen: Mapping[str, Spec
     beside = (_features(modules[k], v) for k, v in chosen.items() if k.rpartition(".")[0] == parent)
     config = next((c for m in _upwards(modules, parent) if (c := getattr(m, "config", None))), None)
     size, count = (_number((attention, config), names) for names in (_SIZES, _COUNTS))
-    if not size and count and (width := getattr(config, "hidden_size", None)):
+    if hasattr(attention, "v_head_dim"):  # of latents: heads of several sizes, all by the count
+        size = 0
+    elif not size and count and (width := getattr(config, "hidden_size", None)):
         size = width // (getattr(config, "num_attention_heads", None) or count)
     heads = math.gcd(count, *(n // size for n in beside if n and size and n % size == 0))
     if not heads or features % heads:

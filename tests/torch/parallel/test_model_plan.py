@@ -297,6 +297,13 @@ def train_and_generate(model):
     return found | {"text": words.double()}
 
 
+LATENT = {
+    "q_lora_rank": 6,
+    "kv_lora_rank": 5,
+    "qk_nope_head_dim": 3,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
 MODELS = {
     "Llama": {},
     "Qwen3": {"tie_word_embeddings": True},
@@ -304,6 +311,7 @@ MODELS = {
     "Phi3": {"head_dim": 4},
     "Gemma3": {},
     "GPTNeoX": {},
+    "MiniCPM3": {"head_dim": 4, "num_key_value_heads": 4, **LATENT},
 }
 
 
