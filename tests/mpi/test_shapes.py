@@ -135,6 +135,7 @@ def rounds_of(x: DistArray, call: Callable[[], Any]) -> int:
     return int(channel.joined - before)
 
 
+@pytest.mark.host_only
 def test_each_operand_is_read_in_one_round(comm: Any) -> None:
     _, x = large(comm, 4000)
     y = -x
@@ -148,6 +149,7 @@ def test_each_operand_is_read_in_one_round(comm: Any) -> None:
     assert rounds_of(x, lambda: joining.concat([small, small])) == 1
 
 
+@pytest.mark.host_only
 def test_few_rows_that_others_read_do_not_make_a_block_lent(comm: Any) -> None:
     _, x = large(comm, 4000, rows=20)
     if comm.size == 1 or not x.mesh.communicator((0,)).reaches_all():
