@@ -1,4 +1,4 @@
-"""Samplers of whole numbers: counted events, successes, trials and ranks.
+"""Samplers of whole numbers: counted events, successes, trials and ranks, and those between bounds.
 
 Few are found by adding up probabilities until a uniform number is reached. Else Poisson and
 binomial variates are made by the transformed rejection of W. Hoermann, "The transformed rejection
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.random._formulas import logarithm
+from distarray.random._formulas import logarithm, scaled
 from distarray.random._streams import Items, choose, pick, reject
 
 _FEW: Final = 10
@@ -258,3 +258,26 @@ def _propose_rank(items: Items, turn: int, power: Any) -> tuple[Any, Any]:
     more, most = np.expm1(power * np.log1p(1 / k)), np.expm1(math.log(2) * power)
     v = items.uniform(turn + 1)
     return k, (k <= _MOST) & (v * k * (more / most) <= (1 + more) / (1 + most))
+
+
+# --- between bounds that are arrays: as between numbers ------------------------------------------
+
+
+def integers_between(endpoint: bool, items: Items, low: Any, high: Any) -> Any:
+    """Return uint64, modulo 2**64, as `fill_integers` gives it."""
+    least, most = (_modulo(one) for one in (low, high))
+    among = most - least + np.uint64(bool(endpoint))
+
+    def propose(items: Items, turn: int, among: Any) -> tuple[Any, Any]:
+        x = items.bits(turn // 2)
+        value, low = scaled(x, among)
+        every = among == 0  # 2**64 of them
+        bound = (~among + np.uint64(1)) % np.where(every, np.uint64(1), among)
+        return np.where(every, x, value), every | (low >= bound)
+
+    return least + reject(items, propose, among)
+
+
+def _modulo(bound: Any) -> Any:
+    """Return integers modulo 2**64."""
+    return bound.astype(np.uint64) if np.ndim(bound) else np.uint64(bound % 2**64)

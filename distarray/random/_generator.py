@@ -16,8 +16,8 @@ from distarray.layout import Layout, Placement
 from distarray.ops import asarray, build, target_layout
 from distarray.random._blocks import fill_floats, fill_integers
 from distarray.random._choice import Choices
+from distarray.random._counts import integers_between
 from distarray.random._distributions import Distributions
-from distarray.random._integers import integers_between, read_integers
 from distarray.random._multivariate import Multivariate
 from distarray.random._parameters import (
     Condition,
@@ -27,6 +27,7 @@ from distarray.random._parameters import (
     cut,
     draw_beside,
     read_float_dtype,
+    read_integers,
 )
 from distarray.random._seeding import derive_key, normalize_seed
 from distarray.random._streams import Fill, by_sampler

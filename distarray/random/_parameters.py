@@ -242,3 +242,22 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         return draw(layout.shape, box, device, values)
 
     return local
+
+
+def read_integers(name: str, value: Any) -> Any:
+    """Return a bound as an int, an array of integers, or the distributed array that it is.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it holds no integers.
+    """
+    found = value
+    if not isinstance(value, BaseArray):
+        try:
+            found = _backend.to_host(plain_buffer(value, name))
+        except DistArrayError:
+            found = np.empty(0)
+    if found.dtype.kind not in "biu":
+        raise ArgumentTypeError(f"{name}={value!r} must be an integer, or an array of such")
+    return found if isinstance(value, BaseArray) or found.ndim else int(found)

@@ -119,9 +119,13 @@ def select_by_mask(x: Any, mask: Any, axis: int) -> Any:
     if isinstance(x, BaseArray):
         if isinstance(mask, BaseArray):
             mask = bring(x, mask)
-        if x._layout.mesh.coordinate is None and (not mask.size or not isinstance(mask, BaseArray)):
-            known = np.empty(mask.shape, np.bool_) if not mask.size else mask
-            return outside(x, axis, mask.ndim, lambda *ends: np.count_nonzero(known[slice(*ends)]))
+        if x._layout.mesh.coordinate is None:
+            if not mask.size:  # which selects nothing, whoever has it
+                mask = np.empty(mask.shape, np.bool_)
+            if not isinstance(mask, BaseArray):
+                return outside(
+                    x, axis, mask.ndim, lambda *ends: np.count_nonzero(mask[slice(*ends)])
+                )
     return run(_select, (x, mask), axis)
 
 
