@@ -8,13 +8,18 @@ Both apply the same lines of NumPy to their blocks, and take the same number of 
 from __future__ import annotations
 
 import gc
+import sys
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
 import distarray as da
 from benchmarks import by_distarray, by_hand, measure, record
-from examples import diffusion
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))  # which import one another
+
+import diffusion  # noqa: E402
 
 POINTS, RATE, ITERATIONS = (128, 32), 10.0, 10
 """The first number of points is measured, the second only tried."""

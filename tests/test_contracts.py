@@ -117,6 +117,19 @@ def test_import_changes_nothing_in_the_process() -> None:
     assert output == "\n", f"import distarray changes these: {output}"
 
 
+def test_benchmarks_find_what_they_import() -> None:
+    """All of them, started as their driver starts them; what is absent alone may be missing."""
+    program = (
+        "import importlib, pkgutil, benchmarks\n"
+        "for module in pkgutil.walk_packages(benchmarks.__path__, 'benchmarks.'):\n"
+        "    try:\n"
+        "        module.name.endswith('__main__') or importlib.import_module(module.name)\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        print(error.name)"
+    )
+    assert set(_output(program).split()) <= {"torch", "cupy"}
+
+
 def test_nothing_is_left_undone() -> None:
     """No file says that something is to be written later."""
     found = [
