@@ -19,7 +19,7 @@ from benchmarks import by_distarray, by_hand, measure, record
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))  # which import one another
 
-import diffusion  # noqa: E402
+import diffusion
 
 POINTS, RATE, ITERATIONS = (128, 32), 10.0, 10
 """The first number of points is measured, the second only tried."""
