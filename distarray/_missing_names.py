@@ -1,4 +1,4 @@
-"""The errors for names that NumPy, MPI, torch or dask have and we have not, with what to do."""
+"""The errors for names that other libraries have and we have not, with what to do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,21 @@ _REDUCE = (
     'da.DistArray.from_local(block, mesh, [da.Partial("sum")])'
 )
 _NUMPY = "x.full_array() for all of it, or x.to_local() for this process's block"
+_REDISTRIBUTE = "x.redistribute(placements), such as [da.Shard(1)]"
 _METHODS = {
     **dict.fromkeys(("allreduce", "all_reduce", "reduce"), _REDUCE),
-    **dict.fromkeys(("gather", "allgather", "all_gather"), _GATHER),
+    **dict.fromkeys(("gather", "allgather", "all_gather", "full_tensor"), _GATHER),
     **dict.fromkeys(("scatter", "bcast", "broadcast"), _SCATTER),
+    **dict.fromkeys(("resplit", "resplit_", "redistribute_", "rechunk"), _REDISTRIBUTE),
+    "balance_": "x.rebalance()",
+    "split": "x.placements, or da.split(x, sections) for parts of it",
+    **dict.fromkeys(("sharding", "chunks", "lshape_map"), "x.layout, or x.describe()"),
+    "lshape": "x.layout.local_shape()",
+    **dict.fromkeys(("larray", "addressable_shards", "blocks"), "x.to_local(), or da.map_blocks"),
+    "device_mesh": "x.mesh",
+    "get_halo": "da.halo(x, width)",
+    "map_blocks": "da.map_blocks(func, x)",
+    "map_overlap": "da.map_overlap(func, x, width=width)",
     "numpy": _NUMPY,
     **dict.fromkeys(("compute", "persist"), f"{_NUMPY}; nothing is lazy here"),
     **dict.fromkeys(("append", "extend"), "x = da.append(x, values), or da.concat of a list, once"),
@@ -38,13 +49,22 @@ _FUNCTIONS = {
     **dict.fromkeys(("from_array", "from_numpy"), f"{_SCATTER}, or da.asarray(value)"),
     "from_local": "da.DistArray.from_local(block, mesh, placements)",
     **dict.fromkeys(("tensor", "Tensor"), "da.asarray(values)"),
+    **dict.fromkeys(("resplit", "rechunk"), _REDISTRIBUTE),
+    **dict.fromkeys(("distribute_tensor", "device_put"), f"{_SCATTER}, or {_REDISTRIBUTE}"),
+    "DTensor": "da.DistArray, or distarray.torch for modules",
+    **dict.fromkeys(("init", "make_mesh"), "da.init_device_mesh(shape, axis_names)"),
+    **dict.fromkeys(
+        ("NamedSharding", "PartitionSpec"),
+        "a placement for each mesh axis, as [da.Shard(0)]",
+    ),
+    **dict.fromkeys(("shard_map", "map_partitions", "blockwise"), "da.map_blocks(func, x)"),
     **dict.fromkeys(
         ("read_csv", "read_parquet"),
         "pandas' on each process, and da.DistArray.from_local; see docs/how-to.md",
     ),
 }
 INSTEAD_OF_OTHERS = {f"ndarray.{name}": remedy for name, remedy in _METHODS.items()} | _FUNCTIONS
-"""Remedies for names of MPI, torch, dask and pandas; paths as those of NumPy's."""
+"""Remedies for names of MPI, torch, Heat, dask, JAX and pandas; paths as those of NumPy's."""
 
 
 def missing_name_error(path: str, names: Sequence[str] = ()) -> AttributeError:

@@ -131,6 +131,10 @@ def test_names_of_mpi_torch_and_dask_name_what_to_do() -> None:
         (x, "numpy", r"full_array.*to_local"),
         (x, "compute", "nothing is lazy"),
         (x, "append", r"da\.append"),
+        (x, "resplit_", r"x\.redistribute"),
+        (x, "rechunk", r"x\.redistribute"),
+        (x, "larray", r"to_local"),
+        (da, "shard_map", r"da\.map_blocks"),
         (da, "COMM_WORLD", r"default_mesh\(\)"),
         (da, "from_local", r"DistArray\.from_local"),
     ):

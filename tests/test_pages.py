@@ -12,7 +12,7 @@ import pytest
 from distarray.testing import simulate
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-HERE = ("how-to.md", "iterative.md", "redistribution.md", "tutorial.md")
+HERE = ("coming-from.md", "how-to.md", "iterative.md", "redistribution.md", "tutorial.md")
 ELSEWHERE = ("checkpoints.md", "torch.md", "fsdp.md")
 """Pages that tests/checkpoint/test_page.py and tests/mpi/torch/test_page.py run."""
 
