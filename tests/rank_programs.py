@@ -27,3 +27,14 @@ def run_on_four_ranks(program: str, **environment: str) -> str:
     )
     assert told.returncode == 0, told.stderr[-3000:]
     return told.stdout
+
+
+def without_code(said: str, program: str) -> str:
+    """Return what was said of a program's lines without their text, which Python has from 3.13 on.
+
+    Only of a program after ``-c``, as those here are; else it has been there always.
+    """
+    for number, line in enumerate(program.splitlines(), 1):
+        place = f"at <string>, line {number}"
+        said = said.replace(f"{place}: {line.strip()}", place)
+    return said

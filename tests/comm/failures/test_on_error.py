@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rank_programs import without_code
+
 pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +50,8 @@ def run(fails: str, rank: int, others: str = WAIT) -> tuple[int, str, float]:
         timeout=SECONDS,
         check=False,
     )
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - started
+    said = without_code(done.stdout + done.stderr, program)
+    return done.returncode, said, time.monotonic() - started
 
 
 @pytest.mark.parametrize("rank", [0, 2, -1])
