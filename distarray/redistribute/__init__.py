@@ -32,9 +32,9 @@ from distarray.redistribute._joined import Joined, Part
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
-from distarray.redistribute._schedule import slab
 from distarray.redistribute._small_blocks import SmallBlocks, are_small, largest_block
 from distarray.redistribute._speeds import forget_speeds, keep_speeds
+from distarray.redistribute._views import count_rounds, exchange_views
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -52,7 +52,9 @@ __all__ = [
     "are_small",
     "check_dtype",
     "clear_plans",
+    "count_rounds",
     "estimate",
+    "exchange_views",
     "fetching",
     "forget_speeds",
     "gather_to",
@@ -73,5 +75,4 @@ __all__ = [
     "run_in_background",
     "run_now",
     "scatter_from",
-    "slab",
 ]

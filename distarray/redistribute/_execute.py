@@ -623,6 +623,18 @@ class _Exchange(_Collective):
         return self._takes
 
     @property
+    def gives(self) -> list[tuple[int, tuple[slice, ...]]]:
+        """The other ranks of the communicator that take a part of the own block, and which."""
+        assert self._communicator is not None  # there are others
+        ranks = self._communicator.ranks
+        rank, index = ranks[self._communicator.rank], {r: i for i, r in enumerate(ranks)}
+        return [
+            (index[one.peers[0]], region(one.src_box))
+            for one in self._step.sends(rank)
+            if one.peers[0] != rank
+        ]
+
+    @property
     def peers(self) -> set[int]:
         """The ranks of the communicator of whose blocks a part is taken."""
         return {peer for peers, _, _ in self._takes for peer in peers}

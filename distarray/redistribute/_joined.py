@@ -1,7 +1,8 @@
 """One block of which each part is what a redistribution of some block, or of its part, brings.
 
-Small blocks of a node travel in one round, each once, and every part is copied straight from where
-it has arrived to where it belongs. Parts of larger ones are copied from where they lie.
+Small blocks travel in one round, each once, and every part is copied straight from where it has
+arrived to where it belongs. Parts of larger ones are copied from where they lie, and between nodes
+what a rank needs of all operands comes in one exchange.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from distarray.redistribute._execute import (
     redistribute_local,
     redistribute_together,
 )
-from distarray.redistribute._small_blocks import SmallBlocks, are_small
+from distarray.redistribute._small_blocks import SmallBlocks, are_small, largest_block
+from distarray.redistribute._views import count_rounds, exchange_views
 from distarray.typing import Buffer
 
 Region = tuple[slice, ...]
@@ -60,6 +62,8 @@ class _Round(NamedTuple):
     steps: list[_Exchange]
     copies: list[tuple[int, Region, Region]]
     """Rank of whose block a part is taken, where it is there and in the result."""
+    gives: list[tuple[int, Region]]
+    """Rank that takes a part of the own block, and where it is there."""
     is_last: bool
     """Whether no other round of the communicator follows."""
     lends: bool
@@ -120,16 +124,17 @@ class Joined:
         """Operand of whose own block a part is taken, where it is there and in the result."""
         self._rounds: list[_Round] = []
         """What is read of others."""
-        self._is_near = False
-        """Whether all blocks can be read where they lie."""
+        self._wire: dict[Communicator, int] = {}
+        """Of those that reach not all blocks, in how many rounds the others' parts travel."""
         if not any(p.src.has_partial for p in parts):
-            self._find_rounds(operands, axis, steps, dtype)
+            self._find_rounds(operands, axis, steps, output, dtype)
 
     def _find_rounds(
         self,
         operands: Sequence[Layout],
         axis: int,
         steps: Sequence[Sequence[BoundStep]],
+        output: Layout,
         dtype: np.dtype[Any],
     ) -> None:
         """Find out how parts are copied from where they lie, or travel whole; alike everywhere."""
@@ -152,9 +157,13 @@ class Joined:
                 ranks, me = communicator.ranks, communicator.rank
                 key = part.operand, communicator
                 takes = rounds.setdefault(
-                    key, _Round(part.operand, communicator, [], [], False, False)
+                    key, _Round(part.operand, communicator, [], [], [], False, False)
                 )
                 takes.steps.append(step)
+                offset = _offset(part, operands, axis, mesh.coordinate)
+                takes.gives.extend(
+                    [(peer, _moved(source, axis, offset)) for peer, source in step.gives]
+                )
             for peer, source, target in _takes(step, part, me):
                 coordinate = mesh.coordinate_of(ranks[peer])
                 source = _moved(source, axis, _offset(part, operands, axis, coordinate))
@@ -173,9 +182,12 @@ class Joined:
         if len(communicators) == 1 and are_small(sources, self._rounds[0].communicator):
             wanted = [{peer for peer, *_ in one.copies} for one in self._rounds]
             self._small = SmallBlocks(sources, self._rounds[0].communicator, wanted)
-        self._is_near = all(one.communicator.reaches_all() for one in self._rounds)
-        if self._is_near or self._small is not None:
-            self._own = own
+        nbytes = sum(largest_block(*source) for source in [*sources, (output, dtype)])
+        for communicator in communicators:
+            assert communicator is not None  # asked before
+            if not communicator.reaches_all():
+                self._wire[communicator] = count_rounds(nbytes, communicator.size)
+        self._own = own
 
     def __str__(self) -> str:
         return f"{self._name} of {', '.join(f'{p.src} -> {p.dst}' for p in self._parts)}"
@@ -183,10 +195,7 @@ class Joined:
     def __call__(self, *blocks: Buffer) -> Buffer:
         """Return the block of the result, of the blocks of the operands."""
         if self._own is not None and {np.ndarray}.issuperset(map(type, blocks)):
-            joined = self._join_in_place(blocks, self._own)
-            if joined is not None:
-                return joined
-            self._own = None
+            return self._join_in_place(blocks, self._own)
         moved = self._move(blocks)
         out = _memory.empty(self._shape, blocks[0].dtype, _backend.device_of(blocks[0]))
         for place, block in zip(self._places, moved, strict=True):
@@ -195,14 +204,9 @@ class Joined:
 
     def _join_in_place(
         self, blocks: Sequence[np.ndarray], own: Sequence[tuple[int, Region, Region]]
-    ) -> np.ndarray | None:
-        """Return the block of the result, whose parts are copied once each.
-
-        None where blocks of other nodes do not travel whole, on all ranks alike.
-        """
+    ) -> np.ndarray:
+        """Return the block of the result, whose parts are copied once each."""
         found = None if self._small is None else self._exchange(self._small, blocks)
-        if found is None and not self._is_near:
-            return None
         out: np.ndarray
         if self._is_pooled:
             out = _memory.empty(self._shape, blocks[0].dtype)
@@ -214,8 +218,11 @@ class Joined:
                     out[target] = views[peer][source]
         else:
             self._small = None
+            for communicator, rounds in self._wire.items():
+                self._send(communicator, rounds, blocks, out)
             for i, one in enumerate(self._rounds):
-                self._read(one, blocks[one.operand], out, self._token + i)
+                if one.communicator not in self._wire or one.communicator.reaches_some():
+                    self._read(one, blocks[one.operand], out, self._token + i)
         for operand, source, target in own:
             copy_box(out[target], blocks[operand][source], total=out.nbytes)
         return out
@@ -237,6 +244,27 @@ class Joined:
             _record(steps, rounds[0].communicator, started)
         return found
 
+    def _send(
+        self, communicator: Communicator, rounds: int, blocks: Sequence[np.ndarray], out: np.ndarray
+    ) -> None:
+        """Exchange what ranks need that cannot read it where it lies, of all operands."""
+        logs = recording()
+        started = perf_counter() if logs else 0.0
+        near = communicator.reached()
+        here = [one for one in self._rounds if one.communicator is communicator]
+        leaving = [
+            (peer, blocks[one.operand][source])
+            for one in here
+            for peer, source in one.gives
+            if not near[peer]
+        ]
+        arriving = [
+            (peer, out[target]) for one in here for peer, _, target in one.copies if not near[peer]
+        ]
+        exchange_views(communicator, leaving, arriving, out, self._token, self, rounds)
+        if logs:
+            _record([step for one in here for step in one.steps], communicator, started)
+
     def _read(self, one: _Round, block: np.ndarray, out: np.ndarray, number: int) -> None:
         """Copy into the result what others have of an operand.
 
@@ -244,12 +272,19 @@ class Joined:
         """
         logs = recording()
         started = perf_counter() if logs else 0.0
-        with one.communicator.views(block, number, self, closing=one.is_last) as views:
-            pairs = [(out[target], views[peer][source]) for peer, source, target in one.copies]
+        agreed = one.communicator in self._wire
+        with one.communicator.views(
+            block, number, self, closing=one.is_last, agreed=agreed
+        ) as views:
+            pairs = [
+                (out[target], views[peer][source])
+                for peer, source, target in one.copies
+                if views[peer] is not None
+            ]
             copy_boxes(pairs, total=out.nbytes)
         if one.lends:
             _memory.lend(block)
-        if logs:
+        if logs and not agreed:
             _record(one.steps, one.communicator, started)
 
     def _move(self, blocks: Sequence[Buffer]) -> list[Buffer]:

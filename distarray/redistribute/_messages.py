@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import (
-    SMALL_BYTES,
     Communicator,
     _backend,
     _memory,
     copy_boxes,
-    lies_in_long_runs,
     pack,
     packed_at_a_time,
     reduce_boxes,
@@ -31,6 +29,7 @@ from distarray.layout import box as boxes
 from distarray.redistribute._schedule import WHOLE, slabs
 from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
+from distarray.redistribute._views import goes_as_it_lies
 from distarray.typing import Box, Buffer
 
 
@@ -80,11 +79,7 @@ def _as_they_lie(block: Buffer, regions: _Regions | None) -> list[Buffer] | None
         return None
     nothing = _memory.empty((0,), block.dtype)
     found = [nothing if index is None else block[index] for index in regions]
-    return found if all(map(_goes_as_it_lies, found)) else None
-
-
-def _goes_as_it_lies(part: Buffer) -> bool:
-    return part.nbytes <= SMALL_BYTES or lies_in_long_runs(part)
+    return found if all(map(goes_as_it_lies, found)) else None
 
 
 def _count_rounds(step: ExchangeStep, communicator: Communicator) -> int:
@@ -108,7 +103,7 @@ def _packs_nothing(step: ExchangeStep, ranks: Sequence[int]) -> bool:
         ends = [(src, one.src_box, one.peers) for one in step.sends(rank)]
         ends += [(dst, one.dst_box, one.peers) for one in step.receives(rank)]
         if not all(
-            _goes_as_it_lies(block[region(box)]) for block, box, peers in ends if peers != (rank,)
+            goes_as_it_lies(block[region(box)]) for block, box, peers in ends if peers != (rank,)
         ):
             return False
     return True

@@ -36,15 +36,19 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["one node", "a node per rank"])
+PER_NODE = {"one node": 0, "a node per rank": 1, "two ranks a node": 2}
+
+
+@pytest.fixture(scope="module", params=PER_NODE)
 def comm(request: pytest.FixtureRequest) -> Iterator[Any]:
     from mpi4py import MPI
 
     with pytest.MonkeyPatch.context() as patch:
-        if request.param != "one node":
-            if MPI.COMM_WORLD.size == 1:
-                pytest.skip("one rank is one node")
-            patch.setenv("DISTARRAY_RANKS_PER_NODE", "1")
+        per_node = PER_NODE[request.param]
+        if per_node:
+            if MPI.COMM_WORLD.size <= per_node:
+                pytest.skip("all ranks are on one node")
+            patch.setenv("DISTARRAY_RANKS_PER_NODE", str(per_node))
         made = MPI.COMM_WORLD.Dup()
         yield made
         made.Barrier()
@@ -147,6 +151,20 @@ def test_each_operand_is_read_in_one_round(comm: Any) -> None:
     small = x[:, :1000] + 0
     assert rounds_of(x, lambda: small.redistribute([Shard(1)])) == 1
     assert rounds_of(x, lambda: joining.concat([small, small])) == 1
+
+
+@pytest.mark.host_only
+def test_parts_of_all_operands_travel_in_one_exchange(comm: Any) -> None:
+    _, x = large(comm, 4000)
+    y = -x
+    group = x.mesh.communicator((0,))._group  # type: ignore[attr-defined]
+    if comm.size == 1 or x.mesh.communicator((0,)).reaches_some():
+        pytest.skip("ranks read what others have")
+    for call in (lambda: np.roll(x, 1, 0), lambda: joining.concat([x, y, x[1:3]])):
+        call()
+        before = group.joined
+        call()
+        assert group.joined - before == 1
 
 
 @pytest.mark.host_only

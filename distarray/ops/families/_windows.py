@@ -15,22 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import (
-    SMALL_BYTES,
-    _backend,
-    _memory,
-    copy_boxes,
-    lies_in_long_runs,
-    packed_at_a_time,
-    pause_logs,
-    record,
-    recording,
-    token,
-)
+from distarray.comm import _backend, copy_boxes, pause_logs, record, recording, token
 from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute import SmallBlocks, are_small, largest_block, slab
+from distarray.redistribute import (
+    SmallBlocks,
+    are_small,
+    count_rounds,
+    exchange_views,
+    largest_block,
+)
 from distarray.typing import Box, Buffer, Shape
 
 WHOLE = slice(None)
@@ -61,10 +56,6 @@ class Pair(NamedTuple):
     """Position in the communicator of the other process."""
     source: Window
     target: Window
-
-
-View = tuple[int, Buffer]
-"""A peer, and a window of a block that goes there, or comes from there."""
 
 
 class Exchange:
@@ -118,7 +109,7 @@ class Exchange:
         if not self.moves_blocks or self.source is None or not _backend.is_numpy(block):
             return 1
         nbytes = 2 * largest_block(self.source, block.dtype)
-        return -(-nbytes // packed_at_a_time(nbytes, self.communicator.size)) or 1
+        return count_rounds(nbytes, self.communicator.size)
 
 
 def run_exchange(
@@ -200,81 +191,15 @@ def _through_the_wire(
         for pair, target in zip(exchange.receives, targets, strict=True)
         if pair.peer in far
     ]
-    rounds = exchange.count_rounds(block)
-    for k in range(rounds):
-        _send_round(exchange, _slabs(leaving, k, rounds), _slabs(arriving, k, rounds), block)
-
-
-def _slabs(views: Sequence[View], k: int, rounds: int) -> list[View]:
-    """Return the k-th part of every window."""
-    if rounds == 1:
-        return [*views]
-    return [
-        (peer, view[(*boxes.slices(box), ...)])
-        for peer, view in views
-        for box in slab(boxes.whole(view.shape), (k, rounds))
-    ]
-
-
-def _send_round(
-    exchange: Exchange, leaving: Sequence[View], arriving: Sequence[View], block: Buffer
-) -> None:
-    communicator = exchange.communicator
-    if communicator.sends_parts and _backend.is_numpy(block):
-        parts = _as_they_lie(leaving, communicator.size, block)
-        into = _as_they_lie(arriving, communicator.size, block)
-        if parts is not None and into is not None:
-            communicator.all_to_all_parts(parts, into, exchange.token, exchange.what)
-            return
-    send_counts = _counts(leaving, communicator.size)
-    recv_counts = _counts(arriving, communicator.size)
-    device, nbytes = _backend.device_of(block), block.nbytes
-    send = _memory.empty((sum(send_counts),), block.dtype, device)
-    recv = _memory.empty((sum(recv_counts),), block.dtype, device)
-
-    def fill() -> None:
-        copy_boxes(list(_parts(send, leaving, send_counts)), total=nbytes)
-
-    communicator.all_to_all(
-        send,
-        recv,
-        send_counts,
-        recv_counts,
-        token=exchange.token,
-        what=exchange.what,
-        fill=fill,
+    exchange_views(
+        exchange.communicator,
+        leaving,
+        arriving,
+        block,
+        exchange.token,
+        exchange.what,
+        exchange.count_rounds(block),
     )
-    copy_boxes([(view, part) for part, view in _parts(recv, arriving, recv_counts)], total=nbytes)
-
-
-def _as_they_lie(views: Sequence[View], size: int, block: Buffer) -> list[Buffer] | None:
-    """Return a window for each process, where there is one at most and none has to be packed."""
-    nothing = np.empty(0, block.dtype)
-    found = [nothing] * size
-    for peer, view in views:
-        if found[peer] is not nothing or not (
-            view.nbytes <= SMALL_BYTES or lies_in_long_runs(view)
-        ):
-            return None
-        found[peer] = view
-    return found
-
-
-def _counts(views: Sequence[View], size: int) -> list[int]:
-    counts = [0] * size
-    for peer, view in views:
-        counts[peer] += view.size
-    return counts
-
-
-def _parts(
-    buffer: Buffer, views: Sequence[View], counts: Sequence[int]
-) -> Iterator[tuple[Buffer, Buffer]]:
-    """Yield (part of the packed buffer, view) with the peers' parts one after another."""
-    at = [sum(counts[:peer]) for peer in range(len(counts))]
-    for peer, view in views:
-        yield buffer[at[peer] : at[peer] + view.size].reshape(view.shape), view
-        at[peer] += view.size
 
 
 def overlaps(

@@ -1,0 +1,125 @@
+"""Views of blocks on their way: one exchange of them between ranks that share no memory.
+
+What lies in long runs MPI takes from where it lies, and puts where it belongs; the rest is packed,
+in rounds where it is much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from distarray.comm import (
+    SMALL_BYTES,
+    Communicator,
+    _backend,
+    _memory,
+    copy_boxes,
+    lies_in_long_runs,
+    packed_at_a_time,
+)
+from distarray.layout import box as boxes
+from distarray.redistribute._schedule import slab
+from distarray.typing import Buffer
+
+View = tuple[int, Buffer]
+"""A rank of a communicator, and a part of a block that goes there, or what comes from there fills.
+
+Two ranks list what passes between them in one order.
+"""
+
+
+def goes_as_it_lies(part: Buffer) -> bool:
+    """Tell whether an array in host memory leaves without being packed."""
+    return part.nbytes <= SMALL_BYTES or lies_in_long_runs(part)
+
+
+def count_rounds(nbytes: int, ranks: int) -> int:
+    """Return in how many rounds blocks of so many bytes, before and after, are packed and sent."""
+    return -(-nbytes // packed_at_a_time(nbytes, ranks)) or 1
+
+
+def exchange_views(
+    communicator: Communicator,
+    leaving: Sequence[View],
+    arriving: Sequence[View],
+    block: Buffer,
+    token: int,
+    what: object,
+    rounds: int = 1,
+) -> None:
+    """Send parts of blocks to their ranks, and fill others with what comes (collective).
+
+    ``block`` tells the device and the dtype of all, and of how many bytes they are parts. ``token``
+    and ``what`` are as in ``Communicator.views``, ``rounds`` the same on all ranks.
+    """
+    for k in range(rounds):
+        ends = _slabs(leaving, k, rounds), _slabs(arriving, k, rounds)
+        _exchange_round(communicator, *ends, block, token, what)
+
+
+def _slabs(views: Sequence[View], k: int, rounds: int) -> Sequence[View]:
+    """Return the k-th part of every view."""
+    if rounds == 1:
+        return views
+    return [
+        (peer, view[(*boxes.slices(box), ...)])
+        for peer, view in views
+        for box in slab(boxes.whole(view.shape), (k, rounds))
+    ]
+
+
+def _exchange_round(
+    communicator: Communicator,
+    leaving: Sequence[View],
+    arriving: Sequence[View],
+    block: Buffer,
+    token: int,
+    what: object,
+) -> None:
+    size = communicator.size
+    if communicator.sends_parts and _backend.is_numpy(block):
+        parts = _as_they_lie(leaving, size, block)
+        into = _as_they_lie(arriving, size, block)
+        if parts is not None and into is not None:
+            communicator.all_to_all_parts(parts, into, token, what)
+            return
+    send_counts, recv_counts = _counts(leaving, size), _counts(arriving, size)
+    device, nbytes = _backend.device_of(block), block.nbytes
+    send = _memory.empty((sum(send_counts),), block.dtype, device)
+    recv = _memory.empty((sum(recv_counts),), block.dtype, device)
+
+    def fill() -> None:
+        copy_boxes(list(_parts(send, leaving, send_counts)), total=nbytes)
+
+    communicator.all_to_all(send, recv, send_counts, recv_counts, token=token, what=what, fill=fill)
+    copy_boxes([(view, part) for part, view in _parts(recv, arriving, recv_counts)], total=nbytes)
+
+
+def _as_they_lie(views: Sequence[View], size: int, block: Buffer) -> list[Buffer] | None:
+    """Return a view for each rank, where there is one at most and none has to be packed."""
+    nothing = np.empty(0, block.dtype)
+    found = [nothing] * size
+    for peer, view in views:
+        if found[peer] is not nothing or not goes_as_it_lies(view):
+            return None
+        found[peer] = view
+    return found
+
+
+def _counts(views: Sequence[View], size: int) -> list[int]:
+    counts = [0] * size
+    for peer, view in views:
+        counts[peer] += view.size
+    return counts
+
+
+def _parts(
+    buffer: Buffer, views: Sequence[View], counts: Sequence[int]
+) -> Iterator[tuple[Buffer, Buffer]]:
+    """Yield (part of the packed buffer, view) with the ranks' parts one after another."""
+    at = [sum(counts[:peer]) for peer in range(len(counts))]
+    for peer, view in views:
+        yield buffer[at[peer] : at[peer] + view.size].reshape(view.shape), view
+        at[peer] += view.size
