@@ -102,6 +102,24 @@ def test_point_to_point_and_in_place_in_pieces(in_pieces, monkeypatch):
     checks.check_all_reduce_in_place(world())
 
 
+def test_long_reductions_are_given_to_the_library_in_pieces(through_the_library, monkeypatch):
+    c = through_the_library
+    if c.size == 1:
+        pytest.skip("one rank reduces for itself")
+    monkeypatch.setattr(_transport.MPICommunicator, "all_reduce_small", lambda *_: None)
+    monkeypatch.setattr(_transport, "_REDUCED_BYTES", 100 * 16)
+    monkeypatch.setattr(_transport, "_REDUCED_BY_EACH", 100)
+    monkeypatch.setattr(checks, "LARGE", 333)
+    before = c._group.joined
+    c.all_reduce(np.ones(333))
+    assert c._group.joined - before == 2
+    checks.check_all_reduce_in_place(c)
+    checks.check_nan_and_infinity(c)
+    for op, chars in checks.REDUCED.items():
+        for char in chars:
+            checks.check_all_reduce(c, op, np.dtype(char), blocking=True)
+
+
 def test_datatypes_are_made_once():
     assert _datatypes.moving_type(24) is _datatypes.moving_type(24)
     assert _datatypes.reducing_type(np.dtype("f8"), "max") is _datatypes.reducing_type(
