@@ -17,7 +17,7 @@ from distarray.comm._agreement import (
 )
 from distarray.comm._block_reduction import reduce_boxes, reduce_into
 from distarray.comm._collectives import split_parts
-from distarray.comm._communicator import SMALL_BYTES, Communicator
+from distarray.comm._communicator import Communicator
 from distarray.comm._device_mesh import (
     DeviceMesh,
     as_communicator,
@@ -51,7 +51,7 @@ from distarray.comm._memory import POOLED_BYTES
 from distarray.comm._packing import (
     copy_box,
     copy_boxes,
-    lies_in_long_runs,
+    goes_as_it_lies,
     pack,
     packed_at_a_time,
 )
@@ -88,7 +88,6 @@ __all__ = [
     "BFLOAT16",
     "FOLDED_BY_ALL",
     "POOLED_BYTES",
-    "SMALL_BYTES",
     "Blocks",
     "CommLog",
     "Communicator",
@@ -120,13 +119,13 @@ __all__ = [
     "gather_parts",
     "gather_states",
     "gather_words",
+    "goes_as_it_lies",
     "group_rows",
     "init_device_mesh",
     "is_bfloat16",
     "is_forked",
     "join_blocks",
     "join_states",
-    "lies_in_long_runs",
     "list_first",
     "load_measured",
     "merge_runs",

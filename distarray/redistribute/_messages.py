@@ -19,6 +19,7 @@ from distarray.comm import (
     _backend,
     _memory,
     copy_boxes,
+    goes_as_it_lies,
     pack,
     packed_at_a_time,
     reduce_boxes,
@@ -29,7 +30,6 @@ from distarray.layout import box as boxes
 from distarray.redistribute._schedule import WHOLE, slabs
 from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
-from distarray.redistribute._views import goes_as_it_lies
 from distarray.typing import Box, Buffer
 
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from distarray.comm import (
-    SMALL_BYTES,
     Communicator,
     _backend,
     _memory,
     copy_boxes,
-    lies_in_long_runs,
+    goes_as_it_lies,
     packed_at_a_time,
 )
 from distarray.layout import box as boxes
@@ -28,11 +27,6 @@ View = tuple[int, Buffer]
 
 Two ranks list what passes between them in one order.
 """
-
-
-def goes_as_it_lies(part: Buffer) -> bool:
-    """Tell whether an array in host memory leaves without being packed."""
-    return part.nbytes <= SMALL_BYTES or lies_in_long_runs(part)
 
 
 def count_rounds(nbytes: int, ranks: int) -> int:

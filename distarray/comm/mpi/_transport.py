@@ -256,7 +256,8 @@ class MPICommunicator(Communicator):
             return None
         if token is None:
             token, what = usual, what_usual
-        first, second, *others = exchange(array.tobytes(), token, what)
+        payload = array.tobytes() if array.nbytes <= SMALL_BYTES else _as_bytes(array)
+        first, second, *others = exchange(payload, token, what)
         shape = array.shape
         # As NumPy does, the functions may warn: all ranks compute the same, and warn alike.
         value = function(np.ndarray(shape, dtype, first), np.ndarray(shape, dtype, second))
@@ -425,7 +426,7 @@ class MPICommunicator(Communicator):
         """More in envelopes, of which each rank fills as many as there are others; see the base."""
         if self.reaches_all() or not self._group.sends_envelopes:
             return SMALL_BYTES
-        return max(_envelopes.INLINE_BYTES // (self.size - 1), SMALL_BYTES)
+        return max(_envelopes.MOST_BYTES // (self.size - 1), SMALL_BYTES)
 
     @cached_property
     def sends_whole(self) -> int:
@@ -509,6 +510,10 @@ class MPICommunicator(Communicator):
     def free(self) -> None:
         """Free what MPI holds for these ranks."""
         self._group.free()
+
+
+def _as_bytes(array: np.ndarray) -> memoryview:
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 class _LargeCollectives(PairwiseCollectives):

@@ -28,7 +28,7 @@ from distarray.redistribute import _messages, clear_plans
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
 
-LONG = 3 * _envelopes.INLINE_BYTES // 8  # items of eight bytes that fit into no envelope
+LONG = 3 * _envelopes.MOST_BYTES // 8  # items of eight bytes that fit into no envelope
 
 
 @pytest.fixture(scope="module", params=["envelopes", "reduced tokens", "nodes of 2"])
@@ -126,6 +126,40 @@ def test_what_is_short_takes_one_call(comm, nbytes):
         np.testing.assert_array_equal(result.full_array(), expected)
 
 
+def test_reductions_take_one_call_where_envelopes_hold_the_blocks(comm):
+    mesh = mesh_of(comm)
+    group = mesh.communicator()._group
+    if not group.sends_envelopes or mesh.communicator().reaches_some():
+        pytest.skip("these have no such envelopes")
+    most = (256 << 10) // (comm.size - 1) // 8
+    for n, wanted in ((most, 1), (most + 1, 2)):
+        x = da.DistArray.from_local(np.full(n, comm.rank + 1.0), mesh, [Partial()])
+        for _ in range(2):
+            joined = group.joined
+            y = x.redistribute([Replicate()])
+            joined = group.joined - joined
+        assert joined == wanted
+        assert (y.to_local() == comm.size * (comm.size + 1) // 2).all()
+
+
+def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatch):
+    mesh = mesh_of(comm)
+    if not mesh.communicator().sends_parts:
+        pytest.skip("parts are packed")
+    packed = []
+    pack = _messages.pack
+    monkeypatch.setattr(_messages, "pack", lambda *a, **k: (packed.append(1), pack(*a, **k)))
+    for side, wanted in ((64, 0), (128, 1)):
+        rows = side * comm.size
+        whole = np.arange(float(rows * rows)).reshape(rows, rows)
+        x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
+        y = x.redistribute([Shard(1)])
+        assert len(packed) == wanted
+        np.testing.assert_array_equal(
+            y.to_local(), whole[:, y.layout.local_box()[1][0] :][:, :side]
+        )
+
+
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
 @pytest.mark.parametrize("dtype", ["f8", "i4", "f2", "c8"])
 @pytest.mark.parametrize("items", [0, 1, 700, 5000, 40000])
@@ -221,14 +255,14 @@ def test_counts_that_do_not_fit_are_an_error_and_no_truncated_message(comm):
 
 
 @pytest.mark.parametrize("long_run", [1, 1 << 40], ids=["as they lie", "packed"])
-@pytest.mark.parametrize("short", [64, _envelopes.INLINE_BYTES])
+@pytest.mark.parametrize("short", [0, 64, _envelopes.INLINE_BYTES])
 @pytest.mark.parametrize("round_bytes", [1, 1 << 20])
 def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, long_run, round_bytes):
     clear_plans()  # rounds are counted once
     monkeypatch.setattr(_packing, "_ROUND_BYTES", round_bytes)
     monkeypatch.setattr(_packing, "LONG_RUN_BYTES", long_run)
     monkeypatch.setattr(_envelopes, "INLINE_BYTES", short)
-    monkeypatch.setattr(_messages, "SMALL_BYTES", 0)
+    monkeypatch.setattr(_packing, "INLINE_BYTES", short)
     mesh = mesh_of(comm)
     # Short blocks travel whole otherwise.
     monkeypatch.setitem(vars(mesh.communicator()), "sends_whole", -1)
