@@ -22,7 +22,7 @@ import numpy as np
 
 from distarray.comm import _backend, _log, _memory
 from distarray.comm._agreement import raise_failures
-from distarray.comm._communicator import SMALL_BYTES, Communicator
+from distarray.comm._communicator import Communicator
 from distarray.comm._grouping import Blocks, Parcels, group_numbers, take_rows, take_rows_of_all
 from distarray.comm._states import gather_words
 from distarray.errors import OutOfMemoryError
@@ -143,7 +143,7 @@ def pull_rows(
         return out
     kind = _kind([rows])
     in_place = comm.reaches_all() and (kind == "cpu" or comm.reaches_all(kind))
-    if in_place and _pull_small(comm, rows, blocks, number, out, token, what, error):
+    if _pull_small(comm, rows, blocks, number, out, token, what, error):
         if logs:
             nbytes = _count_others(comm, blocks, number) * _row_bytes(rows)
             _log.record("rows", comm.name, nbytes, perf_counter() - started)
@@ -176,7 +176,7 @@ def _pull_small(
         return False
     shape, dtype = rows.shape[1:], rows.dtype
     most = _HEAD + blocks.longest * dtype.itemsize * prod(shape)
-    if most > SMALL_BYTES:
+    if most > comm.short_bytes:
         return False
     head = bytes([error is not None]).ljust(_HEAD, b"\0")
     told = comm.exchange_small(head + rows.tobytes(), token, what, most)

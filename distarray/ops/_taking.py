@@ -132,7 +132,7 @@ def take(
     if axis is None:
         x = _countable(x)
         x, key = _in_flat_order(x, _in_range(several, x.size, mode))
-        result = getitem(x, key)
+        result = getitem(x, key) if len(key) > 1 else select_along(x, 0, *key)
         along = 0
     else:
         along = normalize_axis(axis, x.ndim)

@@ -1,10 +1,10 @@
 """Envelopes: what ranks that share no memory send each other first, each to every other one.
 
 An envelope has a token, which says what its sender believes it is doing, and the size of the
-message that is for its receiver. A short message is packed into it; a longer one follows, once the two
-know that they are doing the same. So no reduction goes ahead of what ranks exchange, and since all
-of them get an envelope of every other, of one largest size, all find out in the same round where
-two disagree, have taken all that was sent, and raise one error.
+message that is for its receiver. A short message is packed into it; a longer one follows, once the
+two know that they are doing the same. So no reduction goes ahead of what ranks exchange, and since
+all of them get an envelope of every other, of one largest size, all find out in the same round
+where two disagree, have taken all that was sent, and raise one error.
 
 Of many ranks each would send as many messages to say what a reduction of two numbers says in a
 logarithm of rounds: among these it goes ahead, while the messages are being packed.

@@ -441,7 +441,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     if index.known is None or comm is None:
         return gather
     most = index.rows.longest * prod(kept) * dtype.itemsize
-    if most > min(comm.short_bytes, comm.sends_whole):
+    if most > comm.short_bytes:
         return gather
     part, length, along = index.known
 

@@ -142,6 +142,25 @@ def test_reductions_take_one_call_where_envelopes_hold_the_blocks(comm):
         assert (y.to_local() == comm.size * (comm.size + 1) // 2).all()
 
 
+@pytest.mark.parametrize("most", [64, 1 << 16])
+def test_items_of_blocks_that_envelopes_hold_are_taken_in_one_call(comm, most):
+    mesh = mesh_of(comm)
+    group = mesh.communicator()._group
+    if not group.sends_envelopes or mesh.communicator().reaches_some():
+        pytest.skip("these have no such envelopes")
+    whole = np.random.default_rng(1).random(most // (comm.size - 1) // 8 * comm.size)
+    x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
+    index = np.random.default_rng(2).integers(-whole.size, whole.size, 50)
+    everywhere = da.distribute_array(index, mesh, [Shard(0)], src=None)
+    for chosen in (index, everywhere):
+        for _ in range(2):
+            joined = group.joined
+            y = da.take(x, chosen)
+            joined = group.joined - joined
+        assert joined == 1
+        np.testing.assert_array_equal(y.full_array(), whole[index])
+
+
 def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatch):
     mesh = mesh_of(comm)
     if not mesh.communicator().sends_parts:
