@@ -22,6 +22,7 @@ import numpy as np
 
 from distarray.comm import _backend, _log, _memory
 from distarray.comm._agreement import raise_failures
+from distarray.comm._collectives import split_parts
 from distarray.comm._communicator import Communicator
 from distarray.comm._grouping import Blocks, Parcels, group_numbers, take_rows, take_rows_of_all
 from distarray.comm._states import gather_words
@@ -111,6 +112,7 @@ def pull_rows(
     out: Buffer | None = None,
     error: Exception | None = None,
     alike: bool = False,
+    known: Callable[[int], np.ndarray] | None = None,
 ) -> Buffer:
     """Return rows of all ranks' blocks.
 
@@ -130,6 +132,9 @@ def pull_rows(
         Where they go, on the device of the block; by default to a new array.
     alike : bool
         Whether no rank can find an error that others do not find: then none passes one.
+    known : callable, optional
+        Gives the numbers of the rows that a rank wants, where each rank can tell those of all: then
+        no rank has to ask for its own.
     """
     started, logs = perf_counter(), _log.recording()
     if error is not None:
@@ -156,7 +161,7 @@ def pull_rows(
                 own = take_rows_of_all(views, blocks, number, out, comm.rank)
             count = len(number) - own
         else:
-            count = _pull_messages(comm, rows, blocks, number, out, token, what, error)
+            count = _pull_messages(comm, rows, blocks, number, out, token, what, error, known)
     _log.record("rows", comm.name, count * _row_bytes(rows), perf_counter() - started)
     return out
 
@@ -341,22 +346,26 @@ def _pull_messages(
     token: int,
     what: object,
     error: Exception | None,
+    known: Callable[[int], np.ndarray] | None,
 ) -> int:
     """Send what is wanted of each rank, once, and get that; return how many rows come."""
     size, rank = comm.size, comm.rank
     parcels, place = group_numbers(blocks, number)
     nothing = _Wanted(np.empty(0, np.intp))
     wanted = [nothing if i == rank else _Wanted(parcels.part(i)) for i in range(size)]
-    words = np.array([(one.count, one.form, one.data.size) for one in wanted], np.int64)
-    asked = _exchange_words(comm, words, token, what, error)
-    data = np.concatenate([one.data for one in wanted])
-    requests = np.empty(int(asked[:, 2].sum()), np.uint8)
-    comm.all_to_all(data, requests, words[:, 2].tolist(), asked[:, 2].tolist())
-    ends = _offsets(asked[:, 2])
-    numbers = [_decoded(requests[ends[i] : ends[i + 1]], int(asked[i, 1])) for i in range(size)]
-    packed = _taken(rows, np.concatenate(numbers))
-    counts = words[:, 0].tolist()
-    got = _exchange_rows(comm, packed, asked[:, 0].tolist(), counts)
+    counts = [one.count for one in wanted]
+    if known is None:
+        asked, told = _ask(comm, wanted, token, what, error), None
+    else:
+        start, stop = blocks.offsets[rank : rank + 2]
+        asked, told = [nothing.numbers] * size, token
+        for i in range(size):
+            if i != rank:
+                theirs = known(i)
+                here = theirs[(theirs >= start) & (theirs < stop)]
+                asked[i] = _Wanted((here - start).astype(np.intp, copy=False)).numbers
+    packed = _taken(rows, np.concatenate(asked))
+    got = _exchange_rows(comm, packed, [*map(len, asked)], counts, told, what)
     starts = _offsets(counts)
     for i, one in enumerate(wanted):
         source, which = got[starts[i] : starts[i + 1]], one.inverse
@@ -367,28 +376,46 @@ def _pull_messages(
     return sum(counts)
 
 
+def _ask(
+    comm: Communicator,
+    wanted: Sequence[_Wanted],
+    token: int,
+    what: object,
+    error: Exception | None,
+) -> list[np.ndarray]:
+    """Tell each rank which of its rows are wanted, and return which the others want."""
+    messages = [one.message() for one in wanted]
+    words = np.array([(data.size, form) for form, data in messages], np.int64)
+    asked = _exchange_words(comm, words, token, what, error)
+    data = np.concatenate([data for _, data in messages])
+    requests = np.empty(int(asked[:, 0].sum()), np.uint8)
+    comm.all_to_all(data, requests, words[:, 0].tolist(), asked[:, 0].tolist())
+    return [
+        _decoded(part, int(form))
+        for part, form in zip(split_parts(requests, asked[:, 0].tolist()), asked[:, 1], strict=True)
+    ]
+
+
 class _Wanted:
-    """Row numbers of one owner's, each once, and as bytes.
+    """Row numbers of one owner's, each once.
 
     Attributes
     ----------
     count
         How many different ones they are.
+    numbers
+        These.
     inverse
         For each wanted row its place among these; None where they lie so.
-    form
-        What the bytes are: one bit for each row of the block, or integers of 4 or 8 bytes.
-    data
-        The bytes.
     """
 
-    __slots__ = ("count", "data", "form", "inverse")
+    __slots__ = ("count", "inverse", "numbers")
 
     def __init__(self, numbers: np.ndarray) -> None:
         self.inverse: np.ndarray | None = None
-        span = int(numbers.max()) + 1 if numbers.size else 0
         distinct = numbers
         if not (numbers[1:] > numbers[:-1]).all():
+            span = int(numbers.max()) + 1
             if span <= _DENSE * numbers.size:
                 flags = np.zeros(span, bool)
                 flags[numbers] = True
@@ -398,19 +425,25 @@ class _Wanted:
                 self.inverse = _taken(table, numbers)
             else:
                 distinct, self.inverse = np.unique(numbers, return_inverse=True)
-        self.count = distinct.size
-        self.form = 4 if span <= 1 << 32 else 8
-        if (span + 7) // 8 < self.form * self.count:
-            self.form = 1
+        self.count, self.numbers = distinct.size, distinct
+
+    def message(self) -> tuple[int, np.ndarray]:
+        """Return the numbers as bytes, and what these are.
+
+        That is 1 for one bit for each row of the block, 4 or 8 for integers of so many bytes.
+        """
+        numbers = self.numbers
+        span = int(numbers[-1]) + 1 if self.count else 0
+        form = 4 if span <= 1 << 32 else 8
+        if (span + 7) // 8 < form * self.count:
             flags = np.zeros(span, bool)
-            flags[distinct] = True
-            self.data = np.packbits(flags)
-        else:
-            self.data = distinct.astype(f"u{self.form}").view(np.uint8)
+            flags[numbers] = True
+            return 1, np.packbits(flags)
+        return form, numbers.astype(f"u{form}").view(np.uint8)
 
 
 def _decoded(data: np.ndarray, form: int) -> np.ndarray:
-    """Return the row numbers that `_Wanted` has made bytes of."""
+    """Return the row numbers of a message."""
     if form == 1:
         return np.flatnonzero(np.unpackbits(data).view(bool))
     return np.frombuffer(data.tobytes(), f"u{form}").astype(np.intp)
@@ -438,14 +471,19 @@ def _exchange_words(
 
 
 def _exchange_rows(
-    comm: Communicator, packed: Buffer, sent: Sequence[int], received: Sequence[int]
+    comm: Communicator,
+    packed: Buffer,
+    sent: Sequence[int],
+    received: Sequence[int],
+    token: int | None = None,
+    what: object = "",
 ) -> Buffer:
     """Send packed rows, so many to each rank, and return what comes, so many of each."""
     width = prod(packed.shape[1:])
     shape = (sum(received), *packed.shape[1:])
     out = _memory.empty(shape, packed.dtype, _backend.device_of(packed))
     counts = [n * width for n in sent], [n * width for n in received]
-    comm.all_to_all(packed.reshape(-1), out.reshape(-1), *counts)
+    comm.all_to_all(packed.reshape(-1), out.reshape(-1), *counts, token=token, what=what)
     return out
 
 

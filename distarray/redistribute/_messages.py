@@ -23,13 +23,13 @@ from distarray.comm import (
     pack,
     packed_at_a_time,
     reduce_boxes,
-    split_parts,
 )
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.redistribute._schedule import WHOLE, slabs
 from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
+from distarray.redistribute._views import exchange_parts
 from distarray.typing import Box, Buffer
 
 
@@ -234,16 +234,8 @@ class Messages:
             if send is not None:
                 pack(local, packed, send, total=local.nbytes)
 
-        if send is not None and recv is not None:
-            comm.all_to_all(send, recv, send_counts, recv_counts, token=token, what=what, fill=fill)
-            return recv
-        if send is not None:
-            parts = split_parts(send, send_counts)
-        if recv is not None:
-            into = split_parts(recv, recv_counts)
-        assert parts is not None  # one way or the other
-        assert into is not None
-        comm.all_to_all_parts(parts, into, token, what, fill)
+        ends = (parts, send, send_counts), (into, recv, recv_counts)
+        exchange_parts(comm, *ends, token, what, fill)
         return recv
 
     def _unpack(

@@ -6,7 +6,7 @@ in rounds where it is much.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from distarray.comm import (
     copy_boxes,
     goes_as_it_lies,
     packed_at_a_time,
+    split_parts,
 )
 from distarray.layout import box as boxes
 from distarray.redistribute._schedule import slab
@@ -27,6 +28,11 @@ View = tuple[int, Buffer]
 
 Two ranks list what passes between them in one order.
 """
+
+
+End = tuple[Sequence[Buffer] | None, Buffer | None, Sequence[int]]
+"""What goes to each rank, or what its part fills: arrays as they lie, or else the packed values of
+all, and how many are each one's."""
 
 
 def count_rounds(nbytes: int, ranks: int) -> int:
@@ -72,23 +78,52 @@ def _exchange_round(
     token: int,
     what: object,
 ) -> None:
-    size = communicator.size
+    size, nbytes, device = communicator.size, block.nbytes, _backend.device_of(block)
+    parts = into = send = recv = None
     if communicator.sends_parts and _backend.is_numpy(block):
         parts = _as_they_lie(leaving, size, block)
         into = _as_they_lie(arriving, size, block)
-        if parts is not None and into is not None:
-            communicator.all_to_all_parts(parts, into, token, what)
-            return
     send_counts, recv_counts = _counts(leaving, size), _counts(arriving, size)
-    device, nbytes = _backend.device_of(block), block.nbytes
-    send = _memory.empty((sum(send_counts),), block.dtype, device)
-    recv = _memory.empty((sum(recv_counts),), block.dtype, device)
+    if parts is None:
+        send = _memory.empty((sum(send_counts),), block.dtype, device)
+    if into is None:
+        recv = _memory.empty((sum(recv_counts),), block.dtype, device)
 
     def fill() -> None:
-        copy_boxes(list(_parts(send, leaving, send_counts)), total=nbytes)
+        if send is not None:
+            copy_boxes(list(_parts(send, leaving, send_counts)), total=nbytes)
 
-    communicator.all_to_all(send, recv, send_counts, recv_counts, token=token, what=what, fill=fill)
-    copy_boxes([(view, part) for part, view in _parts(recv, arriving, recv_counts)], total=nbytes)
+    exchange_parts(
+        communicator, (parts, send, send_counts), (into, recv, recv_counts), token, what, fill
+    )
+    if recv is not None:
+        packed = _parts(recv, arriving, recv_counts)
+        copy_boxes([(view, part) for part, view in packed], total=nbytes)
+
+
+def exchange_parts(
+    communicator: Communicator,
+    sent: End,
+    received: End,
+    token: int,
+    what: object,
+    fill: Callable[[], object],
+) -> None:
+    """Send each rank its part, which ``fill()`` packs while the ranks compare a token."""
+    parts, send, send_counts = sent
+    into, recv, recv_counts = received
+    if send is not None and recv is not None:
+        communicator.all_to_all(
+            send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
+        )
+        return
+    if send is not None:
+        parts = split_parts(send, send_counts)
+    if recv is not None:
+        into = split_parts(recv, recv_counts)
+    assert parts is not None  # one way or the other
+    assert into is not None
+    communicator.all_to_all_parts(parts, into, token, what, fill)
 
 
 def _as_they_lie(views: Sequence[View], size: int, block: Buffer) -> list[Buffer] | None:

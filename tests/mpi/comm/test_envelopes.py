@@ -161,6 +161,30 @@ def test_items_of_blocks_that_envelopes_hold_are_taken_in_one_call(comm, most):
         np.testing.assert_array_equal(y.full_array(), whole[index])
 
 
+@pytest.mark.parametrize("shape", [(1,), (40,), (3, 2000)])
+def test_rows_that_all_ranks_know_are_not_asked_for(comm, shape):
+    mesh = mesh_of(comm)
+    ours = mesh.communicator()
+    n = 500 * comm.size + 3
+    whole = np.random.default_rng(1).random((n, 100))
+    x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
+    index = np.random.default_rng(2).integers(-n, n, shape)
+    for _ in range(2):
+        joined = ours._group.joined
+        with CommLog() as log:
+            y = x[index]
+        joined = ours._group.joined - joined
+    assert joined == 1 + (not ours.sends_parts) if index.size < 4096 else 3
+    np.testing.assert_array_equal(y.full_array(), whole[index])
+    box = y.layout.local_box(mesh.coordinate)
+    mine = np.unique(index[tuple(slice(*interval) for interval in box[: index.ndim])] % n)
+    start, stop = x.layout.local_box(mesh.coordinate)[0]
+    assert log.bytes("rows") == 800 * np.count_nonzero((mine < start) | (mine >= stop))
+    if index.size < 4096:
+        with pytest.raises(MismatchError, match="different things"):
+            x[index if ours.rank else index - (index == index.max())]
+
+
 def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatch):
     mesh = mesh_of(comm)
     if not mesh.communicator().sends_parts:
