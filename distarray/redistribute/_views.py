@@ -83,10 +83,13 @@ def _exchange_round(
     if communicator.sends_parts and _backend.is_numpy(block):
         parts = _as_they_lie(leaving, size, block)
         into = _as_they_lie(arriving, size, block)
-    send_counts, recv_counts = _counts(leaving, size), _counts(arriving, size)
+    send_counts: Sequence[int] = ()
+    recv_counts: Sequence[int] = ()
     if parts is None:
+        send_counts = _counts(leaving, size)
         send = _memory.empty((sum(send_counts),), block.dtype, device)
     if into is None:
+        recv_counts = _counts(arriving, size)
         recv = _memory.empty((sum(recv_counts),), block.dtype, device)
 
     def fill() -> None:
