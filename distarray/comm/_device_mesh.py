@@ -520,11 +520,10 @@ def default_mesh() -> DeviceMesh:
     if chosen is not None:
         return chosen[0]
     base = world()
-    device = _checked_device(None)
-    found: DeviceMesh | None = base.meshes.get(device)
+    found: DeviceMesh | None = base.meshes.get(DEFAULT_DEVICE)
     if found is None:
-        found = _intern(((base.size,), ("axis0",), range(base.size)), base, device)
-        base.meshes[device] = found
+        found = _intern(((base.size,), ("axis0",), range(base.size)), base, DEFAULT_DEVICE)
+        base.meshes[DEFAULT_DEVICE] = found
     return found
 
 

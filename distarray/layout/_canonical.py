@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -36,6 +35,52 @@ Boundaries: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 _EXAMPLE = "for instance [Shard(0), Replicate()] on a mesh of two axes"
 
 
+class Frame:
+    """What layouts of one placing of arrays of some number of axes on a mesh have in common.
+
+    There is one of each, which its mesh keeps, so that it is a key of what holds for any lengths.
+
+    Attributes
+    ----------
+    placements : tuple of Placement
+        With their axes counted from the first.
+    cuts : tuple of tuple of int
+        For each array axis the mesh axes that shard it, the first cut first.
+    counts : tuple of tuple of int
+        For each array axis into how many parts each of these cuts it.
+    own : tuple of tuple of (int, int), or None
+        The same, each with which of the parts this process has; None where it is not in the mesh.
+    partial_axes, replicated_axes : tuple of int
+        Mesh axes with these placements.
+    layouts : dict
+        Weak references to these layouts by shape, and boundaries where they have some.
+    """
+
+    __slots__ = (
+        "counts",
+        "cuts",
+        "layouts",
+        "own",
+        "partial_axes",
+        "placements",
+        "replicated_axes",
+    )
+
+    def __init__(
+        self, mesh: Mesh, placements: tuple[Placement, ...], cuts: tuple[tuple[int, ...], ...]
+    ) -> None:
+        here = mesh.coordinate
+        self.placements = placements
+        self.cuts = cuts
+        self.counts = tuple([tuple([mesh.shape[i] for i in axes]) for axes in cuts])
+        self.own: tuple[tuple[tuple[int, int], ...], ...] | None = None
+        if here is not None:
+            self.own = tuple([tuple([(mesh.shape[i], here[i]) for i in axes]) for axes in cuts])
+        self.partial_axes = tuple(i for i, p in enumerate(placements) if type(p) is Partial)
+        self.replicated_axes = tuple(i for i, p in enumerate(placements) if type(p) is Replicate)
+        self.layouts: dict[object, Any] = {}
+
+
 class Description:
     """Everything that makes a layout, in the form in which equal layouts are equal.
 
@@ -47,21 +92,22 @@ class Description:
         See `Layout`.
     _boundaries
         Offsets of each array axis whose split is not the default.
-    _cuts, _partitions
-        What follows from the rest: per array axis the mesh axes that shard it, the first cut first,
-        and the split they make. So do the others.
+    frame
+        What follows from all but the lengths and boundaries.
+    _splits
+        The partition of each axis; of the default splits made when first asked for.
     """
 
     __slots__ = (
         "__weakref__",
         "_abstract",
         "_boundaries",
-        "_cuts",
         "_fingerprint",
         "_has_empty",
         "_own_box",
         "_own_shape",
-        "_partitions",
+        "_splits",
+        "frame",
         "has_partial",
         "is_counted",
         "is_replicated",
@@ -79,8 +125,8 @@ class Description:
     shape: Shape
     shard_order: tuple[int, ...] | None
     _boundaries: Boundaries
-    _cuts: tuple[tuple[int, ...], ...]
-    _partitions: tuple[Partition, ...]
+    _splits: tuple[Partition, ...] | None
+    frame: Frame
     ndim: int
     size: int
     is_replicated: bool
@@ -95,45 +141,62 @@ class Description:
     _has_empty: bool | None
 
 
-_PLAIN_KEPT = 1024  # any number of this size does
-_plain: dict[Any, tuple[tuple[Placement, ...], tuple[tuple[int, ...], ...], tuple[Shape, ...]]] = {}
-"""Of placements, the shape of a mesh and a number of axes, once they are known to fit: placements
-with their axes counted from the first, and for each axis the mesh axes that cut it, and into how
-many parts each does."""
-
-
 def _description(
     mesh: Mesh,
-    placements: tuple[Placement, ...],
+    frame: Frame,
     shape: Shape,
-    shard_order: tuple[int, ...] | None,
-    boundaries: Boundaries,
-    cuts: tuple[tuple[int, ...], ...],
-    partitions: tuple[Partition, ...],
+    size: int,
+    shard_order: tuple[int, ...] | None = None,
+    boundaries: Boundaries = (),
+    splits: tuple[Partition, ...] | None = None,
 ) -> Description:
     made = Description()
     made.mesh = mesh
-    made.placements = placements
+    made.frame = frame
+    made.placements = frame.placements
+    made.partial_axes = frame.partial_axes
+    made.replicated_axes = frame.replicated_axes
     made.shape = shape
     made.shard_order = shard_order
     made._boundaries = boundaries
-    made._cuts = cuts
-    made._partitions = partitions
+    made._splits = splits
     made.ndim = len(shape)
-    made.size = prod(shape)
-    made.partial_axes, made.replicated_axes = uncut = _uncut(placements)
-    made.has_partial = uncut[0] != ()
-    made.is_replicated = len(uncut[1]) == len(placements)
+    made.size = size
+    made.has_partial = made.partial_axes != ()
+    made.is_replicated = len(made.replicated_axes) == len(made.placements)
     made.is_counted = False
     made._abstract = made._own_box = made._own_shape = made._fingerprint = made._has_empty = None
     return made
 
 
-@lru_cache(maxsize=256)
-def _uncut(placements: tuple[Placement, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the mesh axes that are `Partial`, and those that are `Replicate`."""
-    partial = tuple(i for i, p in enumerate(placements) if type(p) is Partial)
-    return partial, tuple(i for i, p in enumerate(placements) if type(p) is Replicate)
+def _frame_of(
+    mesh: Mesh, placements: tuple[Placement, ...], ndim: int, order: tuple[int, ...] | None
+) -> Frame:
+    """Return what valid placements say, whose mesh axes cut in a canonical order."""
+    key = (placements, ndim) if order is None else (placements, ndim, order)
+    found: Frame | None = mesh.frames.get(key)
+    if found is None:
+        cuts = tuple([_in_order(axes, order) for axes in _sharding(placements, ndim)])
+        # Atomic, so that threads that race here go on with one.
+        found = mesh.frames.setdefault(key, Frame(mesh, placements, cuts))
+    return found
+
+
+def _sharding(placements: Sequence[Placement], ndim: int) -> list[list[int]]:
+    """Return for each array axis the mesh axes that shard it, in mesh order."""
+    by_axis: list[list[int]] = [[] for _ in range(ndim)]
+    for mesh_axis, placement in enumerate(placements):
+        if type(placement) is Shard:
+            by_axis[placement.axis].append(mesh_axis)
+    return by_axis
+
+
+def block_index(mesh: Mesh, axes: Sequence[int], coordinate: Sequence[int]) -> int:
+    """Return which block of an array axis that some mesh axes cut is at a coordinate."""
+    index = 0
+    for mesh_axis in axes:
+        index = index * mesh.shape[mesh_axis] + coordinate[mesh_axis]
+    return index
 
 
 def describe(
@@ -153,35 +216,24 @@ def describe(
             f"mesh {mesh!r}: a layout needs an AbstractMesh or a DeviceMesh, not "
             f"{type(mesh).__name__}"
         )
-    extents = _read_shape(shape)
+    extents, size = _read_shape(shape)
     ndim = len(extents)
-    spelled = None
-    if shard_order is None and boundaries is None and placements.__class__ in (tuple, list):
-        spelled = tuple(placements), mesh.shape, ndim
-        try:
-            known = _plain.get(spelled)
-        except TypeError:  # some are no placements, and have no hash
-            known = None
-        if known is not None:
-            placed, cuts, counts = known
-            return _description(
-                mesh, placed, extents, None, (), cuts, tuple(map(chunk, extents, counts))
-            )
     placed = _read_placements(placements, mesh, ndim)
-    by_axis: list[list[int]] = [[] for _ in extents]
-    for mesh_axis, placement in enumerate(placed):
-        if type(placement) is Shard:
-            by_axis[placement.axis].append(mesh_axis)
-    order = None if shard_order is None else _canonical_order(shard_order, by_axis, mesh)
-    cuts = tuple(_in_order(axes, order) for axes in by_axis)
-    counts = tuple([tuple([mesh.shape[i] for i in axes]) for axes in cuts])
-    if spelled is not None:
-        if len(_plain) >= _PLAIN_KEPT:
-            _plain.clear()
-        _plain[spelled] = placed, cuts, counts
-    partitions = [*map(chunk, extents, counts)]
-    kept = _apply_boundaries(boundaries, partitions, extents) if boundaries is not None else ()
-    return _description(mesh, placed, extents, order, kept, cuts, tuple(partitions))
+    order = None if shard_order is None else _canonical_order(shard_order, placed, mesh, ndim)
+    frame = _frame_of(mesh, placed, ndim, order)
+    if shard_order is None:
+        mesh.frames.setdefault((tuple(placements), ndim), frame)  # as it was spelled
+    if boundaries is None:
+        return _description(mesh, frame, extents, size, order)
+    partitions = [*map(chunk, extents, frame.counts)]
+    kept = _apply_boundaries(boundaries, partitions, extents)
+    return _description(mesh, frame, extents, size, order, kept, tuple(partitions))
+
+
+def describe_lengths(mesh: Mesh, frame: Frame, shape: Shape) -> Description:
+    """Check lengths, and return the layout of the default splits in canonical form."""
+    extents, size = _read_shape(shape)
+    return _description(mesh, frame, extents, size)
 
 
 def describe_carried(
@@ -196,41 +248,42 @@ def describe_carried(
     Without `axes` every axis stays where it is.
     """
     mesh = before.mesh
-    placed = before.placements
+    frame = before.frame
     order = before.shard_order
-    cuts = before._cuts
     own: Mapping[int, tuple[int, ...]] = dict(before._boundaries)
     if axes is not None and not (
         [*axes] == [*axes.values()] and len(axes) == len(before.shape) == len(shape)
     ):
-        origin = {new: old for old, new in axes.items()}
         shards = {old: Shard(new) for old, new in axes.items()}
-        placed = tuple([shards.get(p.axis, Replicate()) if type(p) is Shard else p for p in placed])
-        cuts = tuple([cuts[origin[axis]] if axis in origin else () for axis in range(len(shape))])
-        order = None if order is None else _kept_order(cuts, mesh)
+        placed = tuple(
+            [shards.get(p.axis, Replicate()) if type(p) is Shard else p for p in before.placements]
+        )
+        if order is not None:
+            origin = {new: old for old, new in axes.items()}
+            cuts = [frame.cuts[origin[axis]] for axis in sorted(origin)]
+            order = _kept_order(cuts, mesh)
+        frame = _frame_of(mesh, placed, len(shape), order)
         own = {axes[old]: split for old, split in own.items() if old in axes}
+    extents, size = _read_shape(shape)
+    if not own and not offsets:
+        return _description(mesh, frame, extents, size, order)
     partitions: list[Partition] = []
     kept: list[tuple[int, tuple[int, ...]]] = []
-    extents = mesh.shape
-    for axis, size in enumerate(shape):
-        counts = tuple([extents[i] for i in cuts[axis]])
+    for axis, (length, counts) in enumerate(zip(extents, frame.counts, strict=True)):
         split = offsets.get(axis) or own.get(axis)
         if split is not None:
-            if split[-1] != size or len(split) != prod(counts) + 1:
-                _read_split(axis, split, chunk(size, counts))  # tells what is wrong
+            if split[-1] != length or len(split) != prod(counts) + 1:
+                _read_split(axis, split, chunk(length, counts))  # tells what is wrong
             if not is_chunk(split, counts):
                 partitions.append(explicit(split))
                 kept.append((axis, split))
                 continue
-        partitions.append(chunk(size, counts))
-    made = _description(mesh, placed, shape, order, tuple(kept), cuts, tuple(partitions))
-    if made.size > sys.maxsize:
-        _read_shape(shape)
-    return made
+        partitions.append(chunk(length, counts))
+    return _description(mesh, frame, extents, size, order, tuple(kept), tuple(partitions))
 
 
-def _read_shape(shape: Sequence[int]) -> Shape:
-    """Return the shape as a tuple of Python ints, none negative, of items that can be counted."""
+def _read_shape(shape: Sequence[int]) -> tuple[Shape, int]:
+    """Return the shape, of Python's integers, none negative, and how many items it has."""
     try:
         extents = tuple(map(operator.index, shape))
     except TypeError:
@@ -242,7 +295,7 @@ def _read_shape(shape: Sequence[int]) -> Shape:
     size = prod(extents)
     if size > sys.maxsize or (not size and max(extents) > sys.maxsize):
         raise ShapeError(f"shape {extents}: the number of items must fit into 64 bits")
-    return extents
+    return extents, size
 
 
 def _read_placements(
@@ -296,7 +349,7 @@ def _check_reductions(placements: tuple[Placement, ...]) -> None:
 
 
 def _canonical_order(
-    shard_order: Sequence[AxisName], by_axis: list[list[int]], mesh: Mesh
+    shard_order: Sequence[AxisName], placements: Sequence[Placement], mesh: Mesh, ndim: int
 ) -> tuple[int, ...] | None:
     """Return the mesh axes that cut out of mesh order, array axis by array axis, or None.
 
@@ -311,7 +364,7 @@ def _canonical_order(
         named = mesh.axis_indices(shard_order)
     except MeshError as error:
         raise MeshError(f"shard_order {tuple(shard_order)}: {error}") from None
-    return _kept_order([_in_order(axes, named) for axes in by_axis], mesh)
+    return _kept_order([_in_order(axes, named) for axes in _sharding(placements, ndim)], mesh)
 
 
 def _kept_order(cuts: Sequence[tuple[int, ...]], mesh: Mesh) -> tuple[int, ...] | None:

@@ -12,24 +12,31 @@ from typing import Any, Final, NoReturn, cast, final
 from weakref import ref
 
 from distarray.layout._axes import normalize_axis
-from distarray.layout._canonical import Description, describe, describe_carried
+from distarray.layout._canonical import (
+    Description,
+    block_index,
+    describe,
+    describe_carried,
+    describe_lengths,
+)
 from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
-from distarray.layout._partition import Partition
+from distarray.layout._partition import Partition, chunk, length, shortest
 from distarray.layout._placements import Partial, Placement, Replicate
 from distarray.typing import AxisName, Box, Shape
 
 
 class _Entry(ref["Layout"]):
-    """A weak reference to an interned layout, with its key."""
+    """A weak reference to an interned layout, with its key and the dictionary that it is in.
 
-    __slots__ = ("key",)
+    That is none of `weakref`, which takes four times as long to miss and to put in.
+    """
+
+    __slots__ = ("home", "key")
+    home: dict[object, Any]
     key: object
 
 
-# In place of a WeakValueDictionary, which takes four times as long to miss and to put in. Keys have
-# the `id` of a mesh, which is no other's as long as the layout is there.
-_interned: dict[object, _Entry] = {}
 _gone: deque[Any] = deque()
 """Entries of layouts that are gone, until the next one is put in."""
 latest: deque[Layout] = deque(maxlen=128)
@@ -103,17 +110,19 @@ class Layout(Description):
         shard_order: Sequence[AxisName] | None = None,
         boundaries: Mapping[int, Sequence[int]] | None = None,
     ) -> Layout:
-        spelled: object = None
         if shard_order is None and boundaries is None:
             try:
-                spelled = (id(mesh), tuple(placements), tuple(shape))
-                entry = _interned.get(spelled)
-            except TypeError:
-                # Not sequences, or not hashable: `describe` says what is wrong.
-                spelled = entry = None
+                sizes = tuple(shape)
+                frame = mesh.frames.get((tuple(placements), len(sizes)))
+                entry = None if frame is None else frame.layouts.get(sizes)
+            except (TypeError, AttributeError):
+                # No mesh, not sequences, or not hashable: `describe` says what is wrong.
+                frame = entry = None
             if entry is not None and (found := entry()) is not None:
-                return found
-        return _intern(spelled, describe(mesh, placements, shape, shard_order, boundaries))
+                return found  # type: ignore[no-any-return]
+            if frame is not None:
+                return _intern(describe_lengths(mesh, frame, sizes))
+        return _intern(describe(mesh, placements, shape, shard_order, boundaries))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"Layout is immutable: cannot set {name!r}; use layout.replace")
@@ -135,6 +144,14 @@ class Layout(Description):
         return cast("Layout", self._abstract)
 
     @property
+    def _partitions(self) -> tuple[Partition, ...]:
+        found = self._splits
+        if found is None:
+            found = tuple(map(chunk, self.shape, self.frame.counts))
+            _set_splits(self, found)
+        return found
+
+    @property
     def is_even(self) -> bool:
         """Whether the blocks of every axis have one length, so that all ranks hold one shape."""
         return all(split.is_even for split in self._partitions)
@@ -144,7 +161,10 @@ class Layout(Description):
         """Whether some block of an array with this layout has no items."""
         found = self._has_empty
         if found is None:
-            found = 0 in [split.smallest for split in self._partitions]
+            if self._boundaries:
+                found = 0 in [split.smallest for split in self._partitions]
+            else:
+                found = 0 in map(shortest, self.shape, self.frame.counts)
             _set_has_empty(self, found)
         return found
 
@@ -184,13 +204,13 @@ class Layout(Description):
 
     def sharding_axes(self, axis: int) -> tuple[int, ...]:
         """Return the mesh axes that shard an array axis, the one that cuts first first."""
-        return self._cuts[normalize_axis(axis, self.ndim)]
+        return self.frame.cuts[normalize_axis(axis, self.ndim)]
 
     def block_index(self, axis: int, coordinate: Sequence[int]) -> int:
         """Return which block of `partition(axis)` a mesh coordinate holds."""
         axis = normalize_axis(axis, self.ndim)
         self.mesh.check_coordinate(coordinate)
-        return self._block_index(axis, coordinate)
+        return block_index(self.mesh, self.frame.cuts[axis], coordinate)
 
     def local_box(self, coordinate: Sequence[int] | None = None) -> Box | None:
         """Return the box of global indices that a mesh coordinate holds.
@@ -226,8 +246,12 @@ class Layout(Description):
         if coordinate is None:
             own = self._own_shape
             if own is None:
-                box = self.local_box()
-                own = (0, *self.shape[1:]) if box is None else tuple([b - a for a, b in box])
+                parts = self.frame.own
+                if parts is not None and not self._boundaries:
+                    own = tuple(map(length, self.shape, parts))
+                else:
+                    box = self.local_box()
+                    own = (0, *self.shape[1:]) if box is None else tuple([b - a for a, b in box])
                 _set_own_shape(self, own)
             return own
         self.mesh.check_coordinate(coordinate)
@@ -266,20 +290,12 @@ class Layout(Description):
             placements=[Replicate() if type(p) is Partial else p for p in self.placements]
         )
 
-    def _block_index(self, axis: int, coordinate: Sequence[int]) -> int:
-        """Return the block of an axis at a coordinate, both known to be valid."""
-        index = 0
-        mesh_shape = self.mesh.shape
-        for mesh_axis in self._cuts[axis]:
-            index = index * mesh_shape[mesh_axis] + coordinate[mesh_axis]
-        return index
-
     def _box(self, coordinate: Sequence[int]) -> Box:
         """Return the box at a coordinate known to be valid."""
         return tuple(
             [
-                partition.bounds(self._block_index(axis, coordinate) if self._cuts[axis] else 0)
-                for axis, partition in enumerate(self._partitions)
+                partition.bounds(block_index(self.mesh, axes, coordinate))
+                for partition, axes in zip(self._partitions, self.frame.cuts, strict=True)
             ]
         )
 
@@ -303,44 +319,35 @@ class Layout(Description):
 
 
 # Assigning attributes of a layout by way of `object` takes seven times as long.
-_set_own_box, _set_own_shape, _set_has_empty = (
-    vars(Description)[name].__set__ for name in ("_own_box", "_own_shape", "_has_empty")
+_set_own_box, _set_own_shape, _set_has_empty, _set_splits = (
+    vars(Description)[name].__set__ for name in ("_own_box", "_own_shape", "_has_empty", "_splits")
 )
 
 
-def _intern(spelled: object, parts: Description) -> Layout:
-    """Return the one layout of a canonical description, and remember how it was spelled."""
-    key: object = (id(parts.mesh), parts.placements, parts.shape)
-    if parts.shard_order is not None or parts._boundaries:
-        key = (key, parts.shard_order, parts._boundaries)
+def _intern(parts: Description) -> Layout:
+    """Return the one layout of a canonical description."""
+    home = parts.frame.layouts
+    key: object = (parts.shape, parts._boundaries) if parts._boundaries else parts.shape
+    parts.__class__ = Layout
+    made: Any = parts
     with _lock:
-        found = _find(key)
-        if found is None:
-            parts.__class__ = Layout
-            found = cast("Layout", parts)
-            _keep(key, found)
-            if not parts._boundaries:
-                latest.append(found)
-        if spelled is not None and spelled != key:
-            _keep(spelled, found)
-    return found
-
-
-def _find(key: object) -> Layout | None:
-    entry = _interned.get(key)
-    return None if entry is None else entry()
-
-
-def _keep(key: object, layout: Layout) -> None:
-    """Put a layout in, with the lock held."""
-    while _gone:
-        old = _gone.popleft()
-        # Without a call, after which a garbage collection might put another one in.
-        if old.key in _interned and _interned[old.key] is old:
-            del _interned[old.key]
-    entry = _Entry(layout, _gone.append)
-    entry.key = key
-    _interned[key] = entry
+        while _gone:
+            old = _gone.popleft()
+            # Without a call, after which a garbage collection might put another one in.
+            if old.key in old.home and old.home[old.key] is old:
+                del old.home[old.key]
+        entry = _Entry(made, _gone.append)
+        entry.home = home
+        entry.key = key
+        known = home.setdefault(key, entry)
+        if known is not entry:
+            found: Layout | None = known()
+            if found is not None:
+                return found
+            home[key] = entry
+        if not parts._boundaries:
+            latest.append(made)
+    return made  # type: ignore[no-any-return]
 
 
 def carry_cuts(
@@ -362,7 +369,7 @@ def carry_cuts(
     offsets : mapping, optional
         New offsets of a cut, by new axis. Without them an axis keeps its explicit boundaries.
     """
-    made = _intern(None, describe_carried(layout, shape, axes, offsets or {}))
+    made = _intern(describe_carried(layout, shape, axes, offsets or {}))
     if layout.is_counted:
         mark_counted(made)
     return made
@@ -387,7 +394,7 @@ def counted(template: Layout, axis: int, lengths: Iterable[int]) -> Layout:
     """
     split = (0, *accumulate(lengths))
     shape = (*template.shape[:axis], split[-1], *template.shape[axis + 1 :])
-    found = _intern(None, describe_carried(template, shape, None, {axis: split}))
+    found = _intern(describe_carried(template, shape, None, {axis: split}))
     mark_counted(found)
     return found
 

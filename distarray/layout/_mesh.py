@@ -31,9 +31,21 @@ class Mesh:
     flat_ranks : sequence of int
         World rank at every coordinate, in row-major order: a range where they are equally spaced
         (so that large meshes cost nothing), else a tuple.
+    frames : dict
+        What layouts on the mesh have in common whatever their lengths, as `_canonical` finds it by
+        placements and number of axes: as many as a program has.
     """
 
-    __slots__ = ("_positions", "_strides", "axis_names", "flat_ranks", "ndim", "shape", "size")
+    __slots__ = (
+        "_positions",
+        "_strides",
+        "axis_names",
+        "flat_ranks",
+        "frames",
+        "ndim",
+        "shape",
+        "size",
+    )
     shape: Shape
     ndim: int
     size: int
@@ -41,6 +53,7 @@ class Mesh:
     flat_ranks: Sequence[int]
     _strides: tuple[int, ...]
     _positions: dict[int, int] | None
+    frames: dict[Any, Any]
 
     def _describe(self, shape: Shape, axis_names: tuple[str, ...], ranks: Sequence[int]) -> None:
         """Set the attributes from values that `mesh_description` has checked."""
@@ -55,6 +68,7 @@ class Mesh:
         put(self, "flat_ranks", ranks)
         put(self, "_strides", tuple(strides))
         put(self, "_positions", None)
+        put(self, "frames", {})
 
     @property
     def abstract(self) -> AbstractMesh:

@@ -120,10 +120,7 @@ class _Chunked(Partition):
 
     @property
     def smallest(self) -> int:
-        if len(self.counts) == 1:
-            longest = -(-self.size // self.count)
-            return max(self.size - longest * (self.count - 1), 0)  # the last one
-        return _shortest(self.size, self.counts)
+        return shortest(self.size, self.counts)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -171,14 +168,27 @@ class _Chunked(Partition):
         return f"chunk({self.size}, {self.counts})"
 
 
-def _shortest(size: int, counts: tuple[int, ...]) -> int:
-    """Return the length of the shortest nested block of ``range(size)``."""
+def length(size: int, parts: Sequence[tuple[int, int]]) -> int:
+    """Return the length of a block of ``chunk(size, counts)``: pairs of a count and which part."""
+    for count, digit in parts:
+        longest = -(-size // count)
+        size -= digit * longest
+        if size > longest:
+            size = longest
+        elif size < 0:
+            size = 0
+    return size
+
+
+def shortest(size: int, counts: tuple[int, ...]) -> int:
+    """Return ``chunk(size, counts).smallest``, for which nothing is made."""
     if not counts:
         return size
     longest = -(-size // counts[0])
-    last = max(size - longest * (counts[0] - 1), 0)  # of blocks in between all are as long
+    last = size - longest * (counts[0] - 1)  # of blocks in between all are as long
+    last = last if last > 0 else 0
     rest = counts[1:]
-    return min(_shortest(longest, rest), _shortest(last, rest))
+    return min(shortest(longest, rest), shortest(last, rest)) if rest else last
 
 
 def _collect(

@@ -11,7 +11,7 @@ from distarray.errors import LayoutError, ShapeError
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard, carry_cuts
 from distarray.layout._canonical import describe, describe_carried
 
-PARTS = ("mesh", "placements", "shape", "shard_order", "_boundaries", "_cuts", "_partitions")
+PARTS = ("mesh", "placements", "shape", "shard_order", "_boundaries", "frame", "_splits")
 
 
 def some_offsets(random: np.random.Generator, size: int, count: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, settings
 
@@ -56,18 +57,20 @@ def test_layout_and_mesh_are_freed_with_their_last_reference() -> None:
 
 
 def test_many_layouts_leave_nothing_behind() -> None:
-    from distarray.layout import _layout
-
     gc.collect()
 
+    def entries() -> list[Any]:
+        frames = {id(frame): frame for frame in MESH.frames.values()}
+        return [entry for frame in frames.values() for entry in frame.layouts.values()]
+
     def count() -> int:
-        return sum(entry() is not None for entry in _layout._interned.values())
+        return sum(entry() is not None for entry in entries())
 
     before = count()
     for size in range(10_000, 12_000):
         Layout(MESH, (Shard(0), Replicate()), (size,))
     assert count() <= before + 128  # those that were built last
-    assert len(_layout._interned) <= before + 128 + 1
+    assert len(entries()) <= before + 128 + 1
     forget_recent()
     assert count() <= before
 

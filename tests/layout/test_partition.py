@@ -6,7 +6,7 @@ import gc
 import pickle
 import time
 import tracemalloc
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.errors import LayoutError
-from distarray.layout._partition import Partition, chunk, explicit
+from distarray.layout._partition import Partition, chunk, explicit, length, shortest
 
 counts = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 
@@ -45,6 +45,9 @@ def test_blocks_are_those_of_nested_torch_chunk(size: int, counts: tuple[int, ..
     assert partition.count == len(pieces)
     for index, piece in enumerate(pieces):
         assert list(range(*partition.bounds(index))) == piece
+    for piece, digits in zip(pieces, product(*map(range, counts)), strict=True):
+        assert length(size, [*zip(counts, digits, strict=True)]) == len(piece)
+    assert shortest(size, counts) == partition.smallest == min(map(len, pieces))
 
 
 @given(partitions())

@@ -307,13 +307,18 @@ class SimulatedCommunicator(Communicator):
         """Do nothing: the program holds what its ranks share."""
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    """What a thread is; of an attribute that is not there Python takes long to find out."""
+
+    communicator: SimulatedCommunicator | None = None
+
+
+_thread = _Thread()
 
 
 def simulated_world() -> SimulatedCommunicator | None:
     """Return the communicator of all ranks of the ``simulate`` that this thread is in."""
-    communicator: SimulatedCommunicator | None = getattr(_thread, "communicator", None)
-    return communicator
+    return _thread.communicator
 
 
 _log.ranks.append(simulated_world)

@@ -183,7 +183,7 @@ def _reduce_all(op: Op, x: BaseArray, static: Any) -> Any:
     if open_traces or layout.has_partial or layout.has_empty:
         return run_one(op, x, static)
     block = x._local
-    key = (op, static, layout.mesh, layout.placements, len(layout.shape), block.dtype)
+    key = op, static, layout.frame, block.dtype
     step = _of_any_lengths[key]
     if step is None:
         if op.combine is None or op.finish is not None:

@@ -73,7 +73,9 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
 def _build_alike(layout: Layout, dtype: np.dtype[Any], make: Callable[..., Buffer]) -> Any:
     """Return `build` of blocks that are `make(shape, dtype, device)` wherever they lie."""
     check_bytes(layout, dtype)
-    whole = layout.without_partial() if layout.has_partial else layout
+    if not layout.has_partial:
+        return new_array(make(layout.local_shape(), dtype, device_of(layout)), layout)
+    whole = layout.without_partial()
     return _laid(make(whole.local_shape(), dtype, device_of(layout)), whole, layout)
 
 

@@ -236,7 +236,7 @@ def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key,
     offsets: list[tuple[int, tuple[int, ...]]] = []
     taken: list[tuple[int, int, int]] = []
     flipped: list[int] = []
-    cuts, partitions = layout._cuts, layout._partitions
+    cuts, partitions = layout.frame.cuts, layout._partitions
     axis = -1
     for item in items:
         if item is None:

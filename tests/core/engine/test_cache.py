@@ -12,7 +12,7 @@ from distarray.comm import _backend
 from distarray.core.engine import _cache, _policy
 from distarray.core.engine._pipeline import Step
 from distarray.core.engine._policy import permit
-from distarray.layout import _layout, _recent, counted, entry_bytes
+from distarray.layout import _recent, counted, entry_bytes
 from distarray.ops.families import _selection
 from distarray.redistribute import _execute
 from distarray.redistribute._execute import bound_steps
@@ -130,8 +130,7 @@ def with_boundaries(keys: object) -> int:
 
 def live_counted() -> set[object]:
     """Return all layouts that are counted."""
-    live = [entry() for entry in list(_layout._interned.values())]
-    return {one for one in live if one is not None and one.is_counted}
+    return {one for one in gc.get_objects() if type(one) is da.Layout and one.is_counted}
 
 
 def test_caches_keep_nothing_of_boundaries_that_depend_on_values() -> None:
