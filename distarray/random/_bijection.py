@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.random._blocks import draw, turned
+from distarray.random._blocks import Words, draw, turned
 from distarray.random._streams import PIECE
 
 ROUNDS: Final = 8
@@ -33,7 +33,7 @@ _S30, _S27, _S31 = _u64(30), _u64(27), _u64(31)
 
 
 def permute(
-    positions: np.ndarray, n: int, words: np.ndarray, line: np.ndarray, stride: int = 1
+    positions: np.ndarray, n: int, words: Words, line: np.ndarray, stride: int = 1
 ) -> np.ndarray:
     """Return where positions below `n` go, in lines that are permuted each by itself.
 

@@ -63,7 +63,8 @@ _CALLS: Final = 43_000
 _KERNELS: Final = "distarray.random._kernels"
 
 Key = tuple[int, int]
-Geometry = tuple[int, np.ndarray, np.ndarray, tuple[int, int]]
+Words = tuple[int, int, int, int]
+Geometry = tuple[int, list[int], list[int], tuple[np.ndarray, np.ndarray]]
 
 
 def fill_floats(
@@ -105,7 +106,7 @@ def fill_integers(
         How many different ones there are, 1 to 2**64; each is as likely as the others.
     """
     # The last: below it the lower bits of a product are drawn again. All are modulo 2**64.
-    parameters = np.uint64(least % 2**64), np.uint64(among % 2**64), np.uint64(2**64 % among)
+    parameters = least & _LOWER, among & _LOWER, 2**64 % among
     bits = out.view(f"u{out.itemsize}")
     _fill(bits, "integer", words_of(key, call), geometry_of(shape, box), parameters)
 
@@ -113,7 +114,7 @@ def fill_integers(
 def fill(
     out: Any,
     kind: str,
-    words: np.ndarray,
+    words: Words,
     geometry: Geometry,
     loc: float = 0.0,
     scale: float = 1.0,
@@ -128,21 +129,24 @@ def fill(
     first
         The first of the box's elements, in C order, that `out` holds; on a GPU 0.
     """
-    parameters = (_ZERO,) * 3 if kind == "integer" else (loc, scale, 0.0)
+    parameters: tuple[Any, ...] = (0, 0, 0) if kind == "integer" else (loc, scale, 0.0)
     _fill(out, kind, words, geometry, parameters, first)
 
 
 def _fill(
     out: Any,
     kind: str,
-    words: np.ndarray,
+    words: Words,
     geometry: Geometry,
     parameters: tuple[Any, ...],
     first: int = 0,
 ) -> None:
     if isinstance(out, np.ndarray):
         _fill_on_host(out.reshape(-1), kind, words, geometry, parameters, first)
-    elif not launch_kernel(out, kind, words, geometry, parameters):
+        return
+    if kind == "integer":
+        parameters = tuple(map(np.uint64, parameters))
+    if not launch_kernel(out, kind, words, geometry, parameters):
         host = np.empty(out.shape, out.dtype)
         _fill(host, kind, words, geometry, parameters)
         out.set(host)
@@ -154,25 +158,26 @@ def _fill(
 def _fill_on_host(
     flat: np.ndarray,
     kind: str,
-    words: np.ndarray,
+    words: Words,
     geometry: Geometry,
     parameters: tuple[Any, ...],
     first: int,
 ) -> None:
-    corner, sizes, _, addresses = geometry
-    is_integer = kind == "integer"
+    size, is_integer = flat.size, kind == "integer"
 
     def in_parts(fill_part: Callable[[int, int], None]) -> None:
         parts = thread_count(4 * flat.nbytes)
         if parts == 1:
-            fill_part(0, flat.size)
+            fill_part(0, size)
         else:
-            cuts = [flat.size * i // parts for i in range(parts + 1)]
+            cuts = [size * i // parts for i in range(parts + 1)]
             run_in_threads(lambda cut: fill_part(*cut), itertools.pairwise(cuts))
 
     def by_kernel(run: Any) -> None:
-        items, of_words = address_of(flat), address_of(words)
-        given = (0.0, 0.0, *map(int, parameters)) if is_integer else (*parameters[:2], 0, 0, 0)
+        corner, sizes, _, arrays = geometry
+        of_words = np.array(words, np.uint64)
+        items, addresses = address_of(flat), [*map(address_of, (*arrays, of_words))]
+        given = (0.0, 0.0, *parameters) if is_integer else (*parameters[:2], 0, 0, 0)
 
         def fill_part(start: int, stop: int) -> None:
             scratch = np.empty(9 * BATCH, np.uint64)
@@ -180,7 +185,7 @@ def _fill_on_host(
             made, blocks = memory + 32 * BATCH, memory + 64 * BATCH
             run(
                 items + start * flat.itemsize, stop - start, memory, made, made, blocks,
-                first + start, *addresses, sizes.size, corner, of_words, *given,
+                first + start, *addresses[:2], len(sizes), corner, addresses[2], *given,
             )  # fmt: skip
 
         in_parts(fill_part)
@@ -189,15 +194,17 @@ def _fill_on_host(
         make: Callable[..., None] = _make_integers if is_integer else _make_floats
 
         def fill_part(start: int, stop: int) -> None:
-            memory = _arrays.memory_for(min(stop - start, PIECE))
+            most = min(stop - start, PIECE)
+            memory = _arrays.memory_for(most)
             for at in range(start, stop, PIECE):
-                piece = flat[at : min(at + PIECE, stop)]
+                piece = flat if most == size else flat[at : min(at + PIECE, stop)]
                 make(piece, kind, words, geometry, first + at, *parameters, memory)
+            _arrays.give_back(most, memory)
 
         in_parts(fill_part)
 
     name, dear, nbytes = _name_of(flat.dtype), _DEAR[kind], flat.nbytes
-    if flat.size > _FEW and dear == _DEAR["normal"]:
+    if size > _FEW and dear == _DEAR["normal"]:
         nbytes = max(nbytes, _CALL_BYTES)
     by = kernel(_KERNELS, "fill", kind, name)
     run_faster(f"random {kind} {name}", nbytes, by, by_kernel, by_numpy, dear)
@@ -210,11 +217,10 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 _NONE: Final = np.array(0.0)
-_ZERO: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
 
 
-def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
+def draw(kind: str, index: np.ndarray, words: Words) -> np.ndarray:
     """Return the numbers of items, given by their global linear indices.
 
     Float64 as of `fill`; of kind "integer" 64 random bits, as uint64.
@@ -223,10 +229,10 @@ def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
     index = np.ascontiguousarray(index).reshape(-1)
 
     def by_kernel(run: Any) -> None:
-        scratch = np.empty(5 * BATCH, np.uint64)
+        scratch, of_words = np.empty(5 * BATCH, np.uint64), np.array(words, np.uint64)
         memory = address_of(scratch)
         blocks = memory + 32 * BATCH
-        run(address_of(out), out.size, memory, blocks, address_of(index), address_of(words))
+        run(address_of(out), out.size, memory, blocks, address_of(index), address_of(of_words))
 
     def by_numpy() -> None:
         flat = out.reshape(-1)
@@ -245,13 +251,13 @@ def draw(kind: str, index: np.ndarray, words: np.ndarray) -> np.ndarray:
 def _make_floats(
     out: np.ndarray,
     kind: str,
-    words: np.ndarray,
+    words: Words,
     geometry: Geometry,
     first: int,
     loc: float,
     scale: float,
     _: float,
-    memory: np.ndarray,
+    memory: _arrays.Memory,
 ) -> None:
     found = _numbers(kind, words, geometry, first, out, memory)
     if kind == "uniform" and loc == 0.0 and scale == 1.0:
@@ -269,46 +275,46 @@ def _make_floats(
 def _make_integers(
     out: np.ndarray,
     kind: str,
-    words: np.ndarray,
+    words: Words,
     geometry: Geometry,
     first: int,
-    least: np.uint64,
-    among: np.uint64,
-    bound: np.uint64,
-    memory: np.ndarray,
+    least: int,
+    among: int,
+    bound: int,
+    memory: _arrays.Memory,
 ) -> None:
     found = _numbers(kind, words, geometry, first, out, memory)
     if among and out.size <= _FEW:
-        count, start, most = int(among), int(least), (1 << 8 * out.itemsize) - 1
-        products = [x * count for x in found.tolist()]
-        if all(product & _LOWER >= bound for product in products):
-            out[:] = [(start + (product >> 64)) & most for product in products]
+        most = (1 << 8 * out.itemsize) - 1
+        products = [x * among for x in found.tolist()]
+        if min(map(_LOWER.__and__, products)) >= bound:
+            out[:] = [least + (product >> 64) & most for product in products]
             return
     if among:
-        found, low = _arrays.scaled(found, int(among), memory)
+        found, low = _arrays.scaled(found, among, memory)
         attempt = 0
         while low is not None and np.count_nonzero(refused := low < bound):
             attempt += 1
             again = np.flatnonzero(refused)
             index = indices_of(geometry, first + again)
             x = _scattered(kind, index, turned(words, attempt), found.dtype)
-            low = np.full(low.size, bound)
-            found[again], low[again] = _formulas.scaled(x, among)
+            low = np.full(low.size, bound, np.uint64)
+            found[again], low[again] = _formulas.scaled(x, np.uint64(among))
     out[...] = found if least == 0 else found + least
 
 
 def _numbers(
     kind: str,
-    words: np.ndarray,
+    words: Words,
     geometry: Geometry,
     first: int,
     out: np.ndarray,
-    memory: np.ndarray,
+    memory: _arrays.Memory,
 ) -> np.ndarray:
     """Return random bits, or float64 before it is scaled, for what `out` holds; perhaps in it."""
     corner, sizes, *_ = geometry
-    width, count = int(sizes[-1]), out.size
-    if sizes.size == 1:
+    width, count = sizes[-1], out.size
+    if len(sizes) == 1:
         runs = [(corner + first, count)]
     elif width < _LONG:
         index = indices_of(geometry, np.arange(first, first + count))
@@ -323,7 +329,7 @@ def _numbers(
         found = _along(kind, runs, count, words, out)
         return _finished(found, kind, out.dtype, memory)
     pairs = [(index & -2, (length + (index & 1) + 1) & -2) for index, length in runs]
-    found = _along(kind, pairs, sum(length for _, length in pairs), words, out)
+    found = _along(kind, pairs, sum([length for _, length in pairs]), words, out)
     _finished(found, kind, out.dtype, memory)
     if found.size == count:
         return found
@@ -336,7 +342,7 @@ def _numbers(
 
 
 def _along(
-    kind: str, runs: Sequence[tuple[int, int]], count: int, words: np.ndarray, out: np.ndarray
+    kind: str, runs: Sequence[tuple[int, int]], count: int, words: Words, out: np.ndarray
 ) -> np.ndarray:
     """Return what NumPy's Philox draws for runs of items: bits, or uniform float64."""
     philox = _take_philox(words)
@@ -353,7 +359,7 @@ def _along(
     return found
 
 
-def _scattered(kind: str, index: np.ndarray, words: np.ndarray, dtype: Any) -> np.ndarray:
+def _scattered(kind: str, index: np.ndarray, words: Words, dtype: Any) -> np.ndarray:
     """Return random bits, or float64 before it is scaled, of items by their indices."""
     if kind != "normal":
         x = _bits_at(index, words)
@@ -371,7 +377,7 @@ def _scattered(kind: str, index: np.ndarray, words: np.ndarray, dtype: Any) -> n
     return found[2 * np.cumsum(is_new) - 2 + (index & _ONE).view(np.int64)]
 
 
-def _bits_at(index: np.ndarray, words: np.ndarray) -> np.ndarray:
+def _bits_at(index: np.ndarray, words: Words) -> np.ndarray:
     """Return the random bits of items, by NumPy's Philox where they lie dense enough."""
     if not index.size:
         return np.empty(0, np.uint64)
@@ -392,9 +398,9 @@ def _bits_at(index: np.ndarray, words: np.ndarray) -> np.ndarray:
     return out
 
 
-def _by_formula(index: np.ndarray, words: np.ndarray) -> np.ndarray:
+def _by_formula(index: np.ndarray, words: Words) -> np.ndarray:
     with np.errstate(over="ignore"):
-        k0, k1, call, turn = words
+        k0, k1, call, turn = map(np.uint64, words)
         found = _formulas.philox(index >> np.uint64(2), call, turn, k0, k1)
     return np.choose((index & np.uint64(3)).view(np.int64), found)
 
@@ -403,7 +409,7 @@ def _is_of_bits(kind: str, dtype: Any) -> bool:
     return kind == "integer" or (kind == "uniform" and dtype == np.float32)
 
 
-def _finished(found: np.ndarray, kind: str, dtype: Any, memory: np.ndarray) -> np.ndarray:
+def _finished(found: np.ndarray, kind: str, dtype: Any, memory: _arrays.Memory) -> np.ndarray:
     """Return numbers of a kind, in the place of bits or uniform float64 if that may be."""
     if kind == "uniform":
         return _formulas.unit_single(found) if dtype == np.float32 else found
@@ -433,9 +439,8 @@ class _Philox:
         self._bits = np.random.Philox(0)
         self._draw = np.random.Generator(self._bits).random
 
-    def aim(self, words: np.ndarray) -> None:
-        k0, k1, *self._at = words.tolist()
-        self._key = k0, k1
+    def aim(self, words: Words) -> None:
+        self._key, self._at = words[:2], words[2:]
 
     def bits(self, index: int, count: int) -> np.ndarray:
         """Return the random bits of items from one on."""
@@ -466,7 +471,7 @@ _NOTHING: Final = (0, 0, 0, 0)
 _kept: Final = threading.local()
 
 
-def _take_philox(words: np.ndarray) -> _Philox:
+def _take_philox(words: Words) -> _Philox:
     """Return one that nobody else draws from, not even who interrupts; `_give_back` ends that."""
     found = getattr(_kept, "philox", None) or _Philox()
     _kept.philox = None
@@ -491,11 +496,11 @@ def launch_kernel(
         return True
     by = load_kernels(f"{_KERNELS}_cuda").kernel(kind, out.dtype.name)
     corner, sizes, strides, _ = geometry
-    *outer, width = sizes.tolist()
+    *outer, width = sizes
     slots_of_row = (width + 6) // 4
     slots = out.size // width * slots_of_row
     entries = [slots, slots_of_row, width, corner, *map(int, words), len(outer)]
-    for size, stride in zip(reversed(outer), reversed(strides.tolist()[:-1]), strict=True):
+    for size, stride in zip(reversed(outer), reversed(strides[:-1]), strict=True):
         entries += [size, stride]
     table = wrap(upload(np.array(entries, np.uint64).view(np.int64)))
     return launch(by, -(-slots // threads()), wrap(out.reshape(-1)), table, *parameters)
@@ -504,21 +509,21 @@ def launch_kernel(
 # --- which numbers -------------------------------------------------------------------------------
 
 
-def words_of(key: Key, call: int) -> np.ndarray:
+def words_of(key: Key, call: int) -> Words:
     """Return the key, and the words of the counter that a call and its first turn fix."""
-    return np.array([*key, call, 0], np.uint64)
+    return *key, call, 0
 
 
-def turned(words: np.ndarray, turn: int) -> np.ndarray:
+def turned(words: Words, turn: int) -> Words:
     """Return the words of another turn, or attempt, of the same call."""
-    return words + np.array([0, 0, 0, turn], np.uint64)
+    return *words[:3], words[3] + turn & _LOWER
 
 
 @functools.lru_cache(maxsize=64)
 def geometry_of(shape: Shape, box: Box) -> Geometry:
     """Return the index of a box's corner, and the fewest sizes and strides that reach it all.
 
-    The addresses of these come last.
+    These come last as arrays.
     """
     corner, stride = 0, 1
     sizes: list[int] = []
@@ -533,8 +538,9 @@ def geometry_of(shape: Shape, box: Box) -> Geometry:
         stride *= n
     if not sizes:
         sizes, strides = [1], [1]
-    arrays = np.array(sizes[::-1], np.int64), np.array(strides[::-1], np.int64)
-    return corner, *arrays, (address_of(arrays[0]), address_of(arrays[1]))
+    sizes.reverse()
+    strides.reverse()
+    return corner, sizes, strides, (np.array(sizes, np.int64), np.array(strides, np.int64))
 
 
 def indices_of(geometry: Geometry, places: np.ndarray) -> np.ndarray:

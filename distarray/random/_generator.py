@@ -412,7 +412,7 @@ class Generator(Distributions, Multivariate, Choices):
         parameters: Sequence[Any] = (),
     ) -> Buffer:
         """Return the block of a box, of the numbers of the present call."""
-        block = _memory.empty(tuple(b - a for a, b in box), dtype, device)
+        block = _memory.empty(tuple([b - a for a, b in box]), dtype, device)
         fill(block, self._known_key(), self._calls, shape, box, *parameters)
         return block
 

@@ -40,6 +40,7 @@ Raises
 _BESIDE = """ Without `size` the result has the shape to which the parameters
     broadcast; beside a distributed parameter, without `mesh` and `placements`, its layout."""
 _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
+_FLOAT: Final = frozenset((float,))
 POSITION: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -102,10 +103,13 @@ def distribution(
     }
 
     def draw(self: Any, *args: Any, **options: Any) -> Any:
-        named = dict(zip(positional, args, strict=False)) if args else {}
-        given = {**defaults, **named, **options}
-        twice = not options.keys().isdisjoint(named)
-        if given.keys() != names or len(args) > len(positional) or twice:
+        given = {**defaults, **options}
+        twice = False
+        if args:
+            named = dict(zip(positional, args, strict=False))
+            twice = len(args) > len(positional) or not options.keys().isdisjoint(named)
+            given |= named
+        if given.keys() != names or twice:
             try:  # which takes 10 us
                 signature.bind(self, *args, **options)
             except TypeError as error:
@@ -114,7 +118,7 @@ def distribution(
         values = [read(p, given[p.name]) for p in parameters]
         kind = INTEGERS if whole else read_float_dtype(given["dtype"])
         where = given["size"], kind, given["mesh"], given["placements"]
-        if affine is not None and {float}.issuperset(map(type, values)):
+        if affine is not None and _FLOAT.issuperset(map(type, values)):
             check_together(parameters, values, condition)
             return self._floats(affine[0], *affine[1](*values), *where)
         return self._sample(name, fill, parameters, values, condition, *where)

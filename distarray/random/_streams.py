@@ -26,6 +26,7 @@ from distarray.errors import ArgumentError
 from distarray.random._blocks import (
     Geometry,
     Key,
+    Words,
     draw,
     fill,
     fill_floats,
@@ -65,7 +66,7 @@ class Items:
 
     def __init__(
         self,
-        words: np.ndarray,
+        words: Words,
         geometry: Geometry,
         first: int,
         size: int,
