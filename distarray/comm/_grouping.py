@@ -33,6 +33,11 @@ _MERGED: Final = frozenset(("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4"
 _FEW_ROWS: Final = 32
 """So many are copied one by one: each takes 0.25 us on Zen 5, and to group them by block 16."""
 
+_DENSE: Final = 4
+_JOINED_BYTES: Final = 1 << 20
+"""Blocks of so many bytes together, and so many times the rows wanted, are joined first: to group
+8,192 rows of 8 bytes by block took 60 us on Zen 5, and to join two blocks of so many takes 5."""
+
 _AHEAD: Final = 32
 _AHEAD_BYTES: Final = 64 * 1024
 """So many rows ahead the kernels ask for the next ones, but no more bytes than the second cache
@@ -326,14 +331,23 @@ def take_rows_of_all(
             if rank == own:
                 found = stretch.stop - stretch.start
 
+    def joined() -> None:
+        nonlocal found
+        everything = np.concatenate(views, dtype=out.dtype)
+        np.take(everything, number, axis=0, out=out, mode="clip")
+        start, stop = blocks.offsets[own : own + 2]
+        found = int(np.count_nonzero((number >= start) & (number < stop)))
+
     usual = _are_words(number) and all(view[:1].flags.c_contiguous for view in views)
+    is_dense = blocks.size <= _DENSE * n and blocks.size * out.nbytes <= _JOINED_BYTES * n
+    plain = joined if is_dense and _backend.is_numpy(out) else in_groups
     if _backend.is_numpy(out) and n <= _FEW_ROWS and out.nbytes < _KERNEL_BYTES:
         one_by_one()
     elif not _backend.is_numpy(out) or not usual or out.nbytes < _KERNEL_BYTES:
-        in_groups()
+        plain()
     else:
         job = f"take {out.nbytes // n} of several"
-        run_faster(job, out.nbytes, _mover(out, None), by_kernel, in_groups, _DEAR)
+        run_faster(job, out.nbytes, _mover(out, None), by_kernel, plain, _DEAR)
     return found
 
 

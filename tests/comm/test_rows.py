@@ -322,7 +322,10 @@ def test_merged_runs_are_a_stable_sort(dtype):
 
 
 @pytest.mark.usefixtures("way")
-def test_rows_of_all_blocks_are_those_of_numpy():
+@pytest.mark.parametrize("dense", [0, 4, 100])
+def test_rows_of_all_blocks_are_those_of_numpy(dense, monkeypatch):
+    monkeypatch.setattr(grouping, "_DENSE", dense)
+    monkeypatch.setattr(grouping, "_FEW_ROWS", 2)
     for seed in range(20):
         simulate(1 + seed % 5, lambda seed=seed: checks.check_pull(world(), seed))
 
