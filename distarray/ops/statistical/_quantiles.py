@@ -53,7 +53,6 @@ from distarray.ops.families._values import (
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_to, permute_dims
 from distarray.ops.sorting._block_sort import argsort_block, sort_block
-from distarray.ops.sorting._exchange import GATHERED_BYTES
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import Ranks, ranks_of, select_values
 from distarray.ops.statistical import _reductions as reductions
@@ -75,6 +74,10 @@ _SHORT: Final = 1 << 17
 """Parts of a line of so many items, on average, are brought together where there is a line for each
 rank: 30 lines of 1,000 items on two ranks of Zen 4 took 10.6 ms one by one, and take 0.2. From four
 times as many items on both take as long."""
+
+GATHERED_BYTES: Final = 128 * 1024
+"""So much of all ranks together every rank gets and orders. Of 256 KiB that takes as long on two
+ranks of Zen 5 as to search where they lie, and of 512 KiB longer."""
 
 _SORTED: Final = 1 << 14
 """Blocks of so many items, on average, are sorted at once."""

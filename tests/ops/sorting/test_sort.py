@@ -231,7 +231,7 @@ def test_few_items_are_gathered_at_once() -> None:
     on_ranks(program)
 
 
-@pytest.mark.parametrize("n", [40, 40_000])
+@pytest.mark.parametrize("n", [40, 80_000])
 def test_ranks_that_sort_otherwise_are_told_apart(n: int) -> None:
     def program() -> None:
         x = da.arange(float(n))
@@ -243,7 +243,7 @@ def test_ranks_that_sort_otherwise_are_told_apart(n: int) -> None:
 
 
 def test_each_item_moves_once() -> None:
-    n = 40_000
+    n = 80_000
     values = np.arange(n, dtype=float)[::-1].copy()  # every item goes to another rank
 
     def program() -> None:
