@@ -114,9 +114,9 @@ MUTANTS = (
     ),
     Mutant(
         "mesh axes that cut one array axis count in the wrong order",
-        "layout/_layout.py",
-        "        for mesh_axis in self._cuts[axis]:",
-        "        for mesh_axis in reversed(self._cuts[axis]):",
+        "layout/_canonical.py",
+        "    for mesh_axis in axes:\n        index =",
+        "    for mesh_axis in reversed(axes):\n        index =",
         ("layout/test_layout.py",),
     ),
     Mutant(
@@ -686,9 +686,8 @@ MUTANTS = (
     Mutant(
         "an index is cut along an axis that replicates the array being written",
         "ops/indexing/_scatter.py",
-        "index = index_layout(layout, own, shape, cutting, () if everywhere else cutting)",
-        "index = index_layout(\n        layout, own, shape, (*cutting, *layout.replicated_axes),"
-        " () if everywhere else cutting\n    )",
+        "allowed = () if few else cutting",
+        "allowed = () if few else (*cutting, *layout.replicated_axes)",
         (_INDEX_ARRAYS + "test_all_replicas_change_alike_where_the_index_is_cut_along_them",),
     ),
     Mutant(
@@ -1420,15 +1419,15 @@ MUTANTS = (
     Mutant(
         "the second call draws what the first one drew",
         "random/_blocks.py",
-        "[*key, call, 0]",
-        "[*key, 0, 0]",
+        "return *key, call, 0",
+        "return *key, 0, 0",
         ("random/test_blocks.py",),
     ),
     Mutant(
         "every turn of an item's stream is the first",
         "random/_blocks.py",
-        "[0, 0, 0, turn]",
-        "[0, 0, 0, 0]",
+        "words[3] + turn & _LOWER",
+        "words[3]",
         ("random/test_streams.py",),
     ),
     Mutant(

@@ -129,6 +129,7 @@ def take(
     if out is not None:
         check_out("take", x, out)
     several = index if index.ndim else _with_axis(index)
+    axis = 0 if axis is None and x.ndim == 1 and x.size else axis
     if axis is None:
         x = _countable(x)
         x, key = _in_flat_order(x, _in_range(several, x.size, mode))
@@ -435,16 +436,26 @@ def _apply_at(ufunc: np.ufunc, x: Any, indices: Any, *operands: Any) -> None:
         for one in operands
     ]
     check_writable(name, x)
-    try:
-        with np.errstate(all="ignore"):
-            ufunc.at(np.ones(1, x.dtype), [0], *[np.ones(1, one.dtype) for one in values])
-    except TypeError as error:
-        raise DTypeError(f"{name}: {error}; convert the operands with astype") from None
+    wrong = _refused_at(ufunc, x.dtype, *[one.dtype for one in values])
+    if wrong:
+        raise DTypeError(f"{name}: {wrong}; convert the operands with astype")
     found = parse(indices, x.shape)
     if has_index_arrays(found):
         apply_by_arrays(x, found, ufunc, values[0] if values else None)
     else:  # which names no item twice
         setitem(x, indices, ufunc(getitem(x, indices), *values))
+
+
+@functools.lru_cache(maxsize=256)  # any number of this size does
+def _refused_at(ufunc: np.ufunc, *dtypes: np.dtype[Any]) -> str:
+    """Return why NumPy applies no ufunc in place to items of some dtypes; nothing if it does."""
+    target, *values = [np.ones(1, dtype) for dtype in dtypes]
+    try:
+        with np.errstate(all="ignore"):
+            ufunc.at(target, [0], *values)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 method_makers["at"] = lambda ufunc: functools.partial(_apply_at, ufunc)

@@ -86,16 +86,19 @@ def _write(x: BaseArray, found: Advanced, value: Any, ufunc: np.ufunc | None = N
     """Write a value, or apply a ufunc with it, where a key selects items."""
     found = _with_places(found)
     key = found.key
-    found_view = select(_view, x, key.basic)
-    selected = found_view.outcome
-    inside = selected.kept.mesh.coordinate is not None  # type: ignore[attr-defined]
-    view = x._new(x._local[found_view.key] if inside else x._local, selected.kept)
-    if value is not None:
+    view = x
+    flipped: tuple[int, ...] = ()
+    if any(entry != WHOLE_AXIS for entry in key.basic):
+        found_view = select(_view, x, key.basic)
+        kept, flipped = found_view.outcome.kept, found_view.outcome.flipped
+        inside = kept.mesh.coordinate is not None  # type: ignore[attr-defined]
+        view = x._new(x._local[found_view.key] if inside else x._local, kept)
+    if value is not None and (value.ndim > 1 or flipped):
         index = broadcast_indices([array.shape for array in found.arrays])
         ndim = len(key.kept) + len(index)
         value = _without_leading(value, value.ndim - ndim)
         # Of an axis that a slice reverses across processes the view is not reversed.
-        places = [key.kept.index(axis) for axis in selected.flipped]
+        places = [key.kept.index(axis) for axis in flipped]
         axes = [i if i < key.place else i + len(index) for i in places]
         value = _reversed(value, [axis - ndim + value.ndim for axis in axes])
     write_by_arrays(view, key, found.arrays, value, ufunc)

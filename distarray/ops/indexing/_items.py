@@ -34,8 +34,8 @@ from distarray.ops.families._selection import (
     Key,
     Outcome,
     Selection,
+    basic_key,
     flip_axes,
-    normalize_key,
     select,
     selection,
 )
@@ -137,10 +137,8 @@ def getitem(x: Any, key: Any) -> Any:
 
 def _basic_entries(key: Any) -> Key | None:
     """Return a key of integers, slices, `...` and None; None for one of another kind."""
-    if isinstance(key, list) or (isinstance(key, (BaseArray, np.ndarray)) and key.ndim):
-        return None  # to raise what `normalize_key` does takes 5 us
     try:
-        return normalize_key(key)
+        return basic_key(key)
     except IndexingError:
         return None
 
@@ -169,8 +167,9 @@ def setitem(x: Any, key: Any, value: Any) -> None:
         redistributed first. One that has an item for each that a mask selects goes where these are
         (processes tell each other how many, as for reading), and no other item moves; where several
         of the masked axes are cut, it is written along the first of them, and as much as `x` moves.
-        What index arrays select is sent to its owners with 8 bytes for each index, unless every
-        process has index and value; of items that they name repeatedly the last value counts.
+        What index arrays select is sent to its owners with 8 bytes for each index, or to all where
+        indices and values are few, unless every process has them; of items that they name
+        repeatedly the last value counts.
 
     Raises
     ------

@@ -8,6 +8,7 @@ all where a slice, `...` or None is between them. Next to an index array an inte
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -101,43 +102,51 @@ def parse(key: Any, shape: Shape) -> Advanced:
     (1, (2, 2))
     """
     arrays: list[Any] = []
-    entries: list[tuple[Any, int | None]] = []  # as normalized, or the number of an array
-    basic: list[Any] = []
+    entries: list[Any] = []
     for entry in key if type(key) is tuple else (key,):
         array = array_of(entry)
         if array is None:
-            basic.extend(normalize_key((entry,)))
-            entries.append((basic[-1], None))
-            continue
-        entries.append((None, len(arrays)))
-        basic.extend([WHOLE_AXIS] * _ndim_of(array))
-        arrays.append(array)
+            entries += normalize_key((entry,))
+        else:
+            entries.append((array.dtype.kind == "b", array.ndim))
+            arrays.append(array)
+    found = _key_of(tuple(entries), shape)
+    for index in found.indices:
+        if index.is_mask and index.operand is not None:
+            first = index.axis - found.basic[: index.axis].count(None)
+            mask = arrays[index.operand]
+            _check_mask(mask.shape, shape, first)
+            if not mask.size:
+                arrays[index.operand] = _nothing_of(mask, shape[first : first + mask.ndim])
+    return Advanced(found, tuple(arrays))
+
+
+@functools.lru_cache(maxsize=512)  # any number of this size does
+def _key_of(entries: tuple[Any, ...], shape: Shape) -> AdvancedKey:
+    """Return what a key says: entries as normalized, of arrays (it is a mask, number of axes)."""
+    operands: list[int | None] = []
+    basic: list[Any] = []
+    for entry in entries:
+        is_array = type(entry) is tuple and len(entry) == 2
+        operands.append(len(operands) - operands.count(None) if is_array else None)
+        basic += [WHOLE_AXIS] * _ndim_of(entry) if is_array else [entry]
     items = expand(tuple(basic), shape)
     dots = len(items) - len(basic) + 1  # axes that `...` stands for
     axis = 0
     indices: list[Index] = []
     places: list[int] = []  # of the indices, in the key
-    for place, (entry, operand) in enumerate(entries):
+    for place, (entry, operand) in enumerate(zip(entries, operands, strict=True)):
         if operand is None and type(entry) is not int:
             axis += dots if entry is Ellipsis else 1
             continue
-        array = None if operand is None else arrays[operand]
-        ndim = 1 if array is None else _ndim_of(array)
-        is_mask = array is not None and array.dtype.kind == "b"
-        indices.append(Index(axis, ndim, operand, is_mask))
+        ndim = 1 if operand is None else _ndim_of(entry)
+        indices.append(Index(axis, ndim, operand, operand is not None and entry[0]))
         places.append(place)
         axis += ndim
-    for index in indices:
-        if index.is_mask and index.operand is not None:
-            first = index.axis - items[: index.axis].count(None)
-            mask = arrays[index.operand]
-            _check_mask(mask.shape, shape, first)
-            if not mask.size:
-                arrays[index.operand] = _nothing_of(mask, shape[first : first + mask.ndim])
     view = tuple(len(item) if type(item) is range else 1 for item in items)
     together = bool(places) and places[-1] - places[0] == len(places) - 1
     place = indices[0].axis if together else 0
-    return Advanced(AdvancedKey(_slices(items, shape), view, tuple(indices), place), tuple(arrays))
+    return AdvancedKey(_slices(items, shape), view, tuple(indices), place)
 
 
 def wrap_index(index: Buffer, size: int, axis: int) -> Buffer:
@@ -215,9 +224,10 @@ def array_of(entry: Any) -> Any:
     )
 
 
-def _ndim_of(array: Any) -> int:
-    """Return from how many axes an array selects."""
-    return array.ndim if array.dtype.kind == "b" else 1
+def _ndim_of(array: tuple[bool, int]) -> int:
+    """Return from how many axes an array selects: a mask from its own, integers from one."""
+    is_mask, ndim = array
+    return ndim if is_mask else 1
 
 
 def _slices(items: Sequence[Item], shape: Shape) -> Key:

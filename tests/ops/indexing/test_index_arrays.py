@@ -31,6 +31,12 @@ DTYPES = (np.float64, np.int32, np.complex64, np.float32)
 R = Replicate()
 
 
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let few indices go to the owners of their items, as many do."""
+    monkeypatch.setattr(_scatter, "FEW_ITEMS", 0)
+
+
 def draw_case(data: st.DataObject, ops: tuple[str, ...] = ("sum", "max")) -> Case | None:
     """Draw an array that has an axis with items; None where there is none."""
     case: Case = data.draw(cases(DTYPES, ops if data.draw(st.booleans()) else ()))
@@ -665,6 +671,53 @@ def test_choose(data: st.DataObject) -> None:
         agrees(np.choose(x, choices, mode=mode), expected)
 
     on_ranks(program)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_few_items_are_written_as_numpy_does_by_ranks_that_all_have_them(
+    data: st.DataObject,
+) -> None:
+    case = draw_case(data, ())
+    if case is None:
+        return
+    key = data.draw(keys.array_keys(case.shape, case.mesh_shape))
+    theirs = keys.on_numpy(key)
+    value = values_of(case.values.dtype, case.value[theirs].shape, 5)
+    written, added = case.value.copy(), case.value.copy()
+    written[theirs] = value
+    np.add.at(added, theirs, value)
+
+    def program() -> None:
+        x, y, own, v = case.build(), case.build(), keys.on_ranks(key), da.asarray(value)
+        x[own] = v
+        np.add.at(y, own, v)
+        agrees(x, written)
+        agrees(y, added)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_scatter, "FEW_ITEMS", 512)
+        on_ranks(program)
+
+
+def test_few_indices_travel_once_and_nothing_else_does() -> None:
+    def program() -> None:
+        x = da.zeros(40, placements=[Shard(0)])
+        at, v = da.arange(20) % 7, da.arange(20.0)
+        x[at] = v  # plans
+        with CommLog() as log:
+            x[at] = v
+        assert log.count("rows") == 0
+        assert log.count() == 1
+        whole = np.zeros(40)
+        whole[np.arange(20) % 7] = np.arange(20.0)
+        agrees(x, whole)
+        with pytest.raises(IndexingError, match="40 is out of range"):
+            x[at + 34] = v
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_scatter, "FEW_ITEMS", 512)
+        on_ranks(program)
 
 
 def test_values_that_others_read_are_not_those_being_written(
