@@ -76,7 +76,7 @@ def sort_across(
     -----
     Distribution: counts of at most 64 KiB are reduced some times (8 of float64 at most), then every
     item and its payload moves to its place, once. Memory: a sorted copy and what arrives, twice.
-    Lines of at most 128 KiB, payload included, are gathered instead, and sorted on every rank.
+    Lines of at most 512 KiB, payload included, are gathered instead, and sorted on every rank.
     """
     if lines.ndim == 1:
         found, carried = sort_across(
