@@ -10,7 +10,7 @@ import pytest
 import distarray as da
 from distarray import _port, fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.core.families._registry import public
-from distarray.ops.sorting._exchange import GATHERED_BYTES
+from distarray.ops.statistical._quantiles import GATHERED_BYTES
 from tests import function_pages, peak_memory
 from tests.ops.test_every_row import TOLD
 

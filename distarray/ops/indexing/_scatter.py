@@ -95,7 +95,8 @@ def _spec(_: Op, call: Call) -> Layouts:
     own = own[: len(axes)]
     shape = checked_shape(layout, own, axes)
     cutting = cutting_axes(layout, axes)
-    few = sum([one.size for one in (*own, *values)]) <= FEW_ITEMS
+    is_cut = count_blocks(layout, cutting) > 1
+    few = is_cut and sum([one.size for one in (*own, *values)]) <= FEW_ITEMS
     everywhere = few or all(one.is_replicated for one in (*own, *values))
     allowed = () if few else cutting
     index = index_layout(layout, own, shape, allowed, () if everywhere else cutting)
@@ -103,7 +104,7 @@ def _spec(_: Op, call: Call) -> Layouts:
     moved = [known_layout(one, align(index, one.shape)) for one in own]
     moved += [align(selected, _check_fits(one.shape, selected.shape)) for one in values]
     sends: tuple[tuple[Layout, Layout, bool], ...] = ()
-    if not everywhere and count_blocks(layout, cutting) > 1:
+    if not everywhere and is_cut:
         sends = ((layout, selected, False),)
     plan = Indexing(index, selected, cutting)
     return Layouts((layout, *moved), layout, sends, plan=plan)
@@ -146,7 +147,9 @@ class _Value:
         block = block[(None,) * (len(self._shape) - block.ndim)]
         if not self.varies:
             return block.reshape([block.shape[axis] for axis in self._others])
-        wide = _backend.namespace_of(block).broadcast_to(block, self._shape)
+        wide = block
+        if block.shape != self._shape:
+            wide = _backend.namespace_of(block).broadcast_to(block, self._shape)
         return wide.transpose(self._order).reshape(
             self._count, *(self._shape[axis] for axis in self._others)
         )
