@@ -50,6 +50,7 @@ class Parameter(NamedTuple):
 
 INTEGERS = np.dtype(np.int64)
 """Of distributions of whole numbers."""
+_DOUBLE: Final = np.dtype(np.float64)
 WHOLE: Final = 2.0**53
 """Above it doubles are no longer all whole numbers."""
 
@@ -118,6 +119,8 @@ def read_float_dtype(dtype: Any) -> np.dtype[Any]:
     DTypeError
         If it is neither float64 nor float32.
     """
+    if dtype is np.float64:
+        return _DOUBLE
     found = normalize_dtype(dtype)
     if found not in (np.float64, np.float32):
         raise DTypeError(f"dtype={found} cannot be drawn; use float64 or float32 and astype")

@@ -80,6 +80,8 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     get = fetch(source, axis, reach, f"differences along axis {axis} of {source!r}, {n} times")
     index = own_block(output, axis)
     own = rest(index)[0] - after.bounds(index)[0]
+    near = (*lead, slice(own + n if own else 0)), (*lead, slice(own))
+    far = (*lead, slice(own, None))
     call = caller(np.subtract, step.call.dtypes)
 
     def differences(block: Buffer) -> Buffer:
@@ -88,8 +90,8 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
 
     def subtracted(block: Buffer, ends: Buffer) -> Buffer:
         out = empty_block(output, step.result)
-        _subtract(block[(*lead, slice(own + n if own else 0))], out[(*lead, slice(own))], axis, n)
-        _subtract(ends, out[(*lead, slice(own, None))], axis, n)
+        _subtract(block[near[0]], out[near[1]], axis, n)
+        _subtract(ends, out[far], axis, n)
         return out
 
     return differences
@@ -145,10 +147,11 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     [3 5 7] [2 2]
     """
     x = join_arrays(x)
-    if not any(isinstance(one, BaseArray) for one in (x, prepend, append)):
+    is_distributed = isinstance(x, BaseArray)
+    if not (is_distributed or isinstance(prepend, BaseArray) or isinstance(append, BaseArray)):
         given = {"prepend": prepend, "append": append}
         return np.diff(x, n, axis, **{k: v for k, v in given.items() if v is not ABSENT})
-    x = x if isinstance(x, BaseArray) else np.asarray(normalize_operand("diff", x))
+    x = x if is_distributed else np.asarray(normalize_operand("diff", x))
     n, axis = check_integer("diff", "n", n), check_integer("diff", "axis", axis)
     if n < 0:
         raise ArgumentError(f"diff got n={n}; it must be 0 or more")
@@ -157,10 +160,11 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = ABSENT, append: A
     along = normalize_axis(axis, x.ndim)
     if n == 0:
         return copy(x)
-    one = (*x.shape[:along], 1, *x.shape[along + 1 :])
-    joined = [_as_part(part, one) for part in (prepend, x, append) if part is not ABSENT]
-    result = concat_as("diff", joined, along) if len(joined) > 1 else x
-    return run_one(_diff, result, (along, n))
+    if not (prepend is append is ABSENT):
+        one = (*x.shape[:along], 1, *x.shape[along + 1 :])
+        joined = [_as_part(part, one) for part in (prepend, x, append) if part is not ABSENT]
+        x = concat_as("diff", joined, along)
+    return run_one(_diff, x, (along, n))
 
 
 def _as_part(part: Any, one: tuple[int, ...]) -> Any:
