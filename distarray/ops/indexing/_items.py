@@ -137,6 +137,8 @@ def getitem(x: Any, key: Any) -> Any:
 
 def _basic_entries(key: Any) -> Key | None:
     """Return a key of integers, slices, `...` and None; None for one of another kind."""
+    if isinstance(key, list) or (isinstance(key, (BaseArray, np.ndarray)) and key.ndim):
+        return None  # the most frequent ones, found sooner
     try:
         return basic_key(key)
     except IndexingError:
