@@ -700,6 +700,10 @@ def unknown_shape(step: Step) -> MeshError:
     )
 
 
+_LENGTHS = 8
+"""Lengths whose layouts are looked up: a few masks in turn, as of labels, have few of them."""
+
+
 class _Lengths:
     """The exchange of the lengths that values give to the blocks of a result along an axis."""
 
@@ -713,7 +717,7 @@ class _Lengths:
         self._communicator: Communicator | None = None
         if cutting and mesh.communicator(cutting).size > 1:
             self._communicator = mesh.communicator(cutting)
-        self._last: Callable[[], Layout | None] = lambda: None
+        self._known: dict[tuple[int, ...], ref[Layout]] = {}
         dtypes = [dtype.str for dtype in step.call.dtypes]
         layouts = [source.fingerprint for source in step.sources]
         self._token = token("lengths", step.op.name, layouts, step.call.static, dtypes)
@@ -722,14 +726,17 @@ class _Lengths:
         """Return the layout of the result (collective along the mesh axes that cut the axis)."""
         assert block is not None  # only of processes outside the mesh
         length: int = block.shape[self._axis]
-        lengths = [length]
+        lengths: tuple[int, ...] = (length,)
         if self._communicator is not None:
-            lengths = gather_lengths(self._communicator, length, self._token, self._step)
-        last = self._last()
-        if last is None or last.partition(self._axis).offsets != (0, *accumulate(lengths)):
-            last = counted(self._template, self._axis, lengths)
-            self._last = ref(last)
-        return last
+            lengths = tuple(gather_lengths(self._communicator, length, self._token, self._step))
+        known = self._known.get(lengths)
+        layout = None if known is None else known()
+        if layout is None:
+            layout = counted(self._template, self._axis, lengths)
+            if len(self._known) >= _LENGTHS:
+                self._known.clear()
+            self._known[lengths] = ref(layout)
+        return layout
 
 
 def _boxes_along(layout: Layout, mesh_axes: Sequence[int]) -> list[Box]:
