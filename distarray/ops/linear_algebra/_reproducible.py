@@ -13,8 +13,9 @@ few leading bits of magnitudes, exact as well, bounds the former from below, and
 how far the slices reach. Its largest one, and sums of leading bits, say how many bits a product may
 have. Slices of different widths cover what is needed with fewest products, mostly three: where bits
 of `x1` from some place on meet only the first bits of `x2`, that is cut anew. Where a bit more for
-each would make them fewer, even and odd terms are multiplied apart. Where some items would need
-many more bits than others, these few are summed up exactly, as by `vecdot`.
+each would make them fewer, the terms are multiplied in parts, whose sums are rounded once: so their
+order does not matter. Where some items would need many more bits than others, these few are summed
+up exactly, as by `vecdot`.
 
 Rows and columns are scaled by the power of two above their largest items, or by twice that: of
 alike rows some exceed a power of two and others do not, and then their sums differ by half.
@@ -75,9 +76,8 @@ _LONG: Final = 256
 _WIDTHS: Final = 4
 """So many widths of a slice are tried for each number of its products, the widest first. All would
 take 3 to 10 ms, as long as a product of 512 rows, and save one product in 1 of 100 cases."""
-_THIN: Final = 8
-"""One in so many terms is looked at first where the result is float32: 16 bits are known of most
-products of 24 bits, and need not be known so well."""
+_SHARE: Final = 17 / 32
+"""Of a sum, about what parts of its terms come to at most where these are multiplied in parts."""
 _APART: Final = 11 / 16
 """Sums of rows are halved from this part of the largest on, if the least is half of it at most:
 those of alike items are within a tenth or two of one number, or of twice of it."""
@@ -310,8 +310,11 @@ def _as_piece(spare: Buffer, piece: Buffer) -> Buffer:
     return spare[: piece.size].reshape(piece.shape)
 
 
-def _copy(x: Buffer) -> Buffer:
-    return x.copy()
+def _clip(heads: Buffer, most: float) -> Buffer:
+    """Return heads, but none that is more than `most`."""
+    library = _backend.namespace_of(heads)
+    out = _memory.empty(heads.shape, heads.dtype, _backend.device_of(heads))
+    return library.minimum(heads, heads.dtype.type(most), out=out)
 
 
 def _halve(heads: Buffer, sums: Buffer, most: float) -> Buffer:
@@ -349,10 +352,15 @@ def _cut(x: Buffer, exponents: Buffer, chains: tuple[tuple[int, ...], ...]) -> A
 
 
 def _add_terms(
-    rows: Buffer, columns: Buffer, *terms: Buffer, dtype: Any, out: Buffer | None = None
+    rows: Buffer, columns: Buffer, *terms: Buffer, dtype: Any, parts: int, out: Buffer | None = None
 ) -> Buffer:
-    """Return the sum of terms, the smallest first, times powers of two."""
+    """Return the sum of terms, the smallest first, times powers of two.
+
+    So many after one another are parts of one, whose sum is rounded once: so it does not matter
+    which items are in which part.
+    """
     shape, on = terms[0].shape, _backend.device_of(terms[0])
+    library = _backend.namespace_of(terms[0])
     if out is None or out.dtype != dtype:
         out = _memory.empty(shape, dtype, on)
     rows, columns = _powers(rows, columns)
@@ -360,13 +368,31 @@ def _add_terms(
     for (box, down), (_, across) in zip(_boxes(shape, rows), _boxes(shape, columns), strict=True):
         some = out[box]
         piece = some if spare is None else _as_piece(spare, some)
-        total = terms[0][box]
-        for term in terms[1:]:
-            total = _backend.namespace_of(out).add(total, term[box], out=piece)
+        total: Any = None
+        for start in range(0, len(terms), parts):
+            term = _add_parts([one[box] for one in terms[start : start + parts]])
+            total = term if total is None else library.add(total, term, out=piece)
         _scale(total, piece, rows[down], columns[across])
         if spare is not None:
             some[...] = piece
     return out
+
+
+def _add_parts(parts: Sequence[Buffer]) -> Buffer:
+    """Return the sum of parts of a term, rounded once.
+
+    As it has 54 bits, what additions of more than two leave is added up as well, which is exact
+    (D. E. Knuth, "The Art of Computer Programming", volume 2, section 4.2.2).
+    """
+    if len(parts) <= 2:
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    total, left = parts[0], parts[0] * 0.0
+    for part in parts[1:]:
+        both = total + part
+        added = both - total
+        left += (total - (both - added)) + (part - added)
+        total = both
+    return total + left
 
 
 def _find_reach(heads: Buffer, pairs: Buffer, bits: int) -> Buffer:
@@ -503,7 +529,7 @@ class _Look(NamedTuple):
     bounds
         Of sums of magnitudes; None where items are not finite.
     slices, parts
-        What to multiply, and of how many parts of the terms; no slices where some items of the
+        What to multiply, and in how many parts of the terms; no slices where some items of the
         product are too small to tell, or would need more than usual.
     """
 
@@ -558,44 +584,67 @@ def _look(product: Product, x1: Any, x2: Any, dtype: Any, agree: Agree | None = 
         if limit < inf:
             firsts[i] = _apply(_halve, firsts[i], sums[i], limit)
             most[i] = _extremes(agree, [_apply(_halve, sums[i], sums[i], limit)], [])[0][0]
-    rows, columns = ((one + depth) * 2.0**-half for one in most)
-    is_narrow = np.dtype(dtype).itemsize < 8
-    for step in (_THIN, 1) if is_narrow and depth >= 8 * _THIN else (1,):
-        some = firsts
-        if step > 1:
-            some = [
-                _apply(_copy, x[_part(i, 0, step)]) for x, i in zip(firsts, (-1, -2), strict=True)
-            ]
-        magnitudes = product(*some)
-        (high,), (seen,) = _extremes(agree, [magnitudes], [magnitudes])
-        pairs = min(rows, columns)
-        if step == 1:
-            pairs = min(pairs, high * 4.0**-half + (rows + columns) * 2.0**-half)
-        bounds = bounds_of(rows, columns, pairs, depth)
-        look = look._replace(bounds=bounds)
-        if not seen:
-            continue
-        error = -_round_up(-allowed * seen * 4.0**-half)
-        slices, parts = choose_slices(bounds, bounds, half, error), 1
-        if step > 1 and count_products(slices) > 1:
-            continue
-        if count_products(slices) > _FEWEST and depth >= _LONG:
-            of_halves = [
-                _sum_of(head[_part(axis, i, 2)], axis)
-                for head, axis in zip(firsts, (-1, -2), strict=True)
-                for i in range(2)
-            ]
-            most, _ = _extremes(agree, of_halves, [])
-            rows, columns = (
-                (max(pair) + ceil(depth / 2)) * 2.0**-half for pair in (most[:2], most[2:])
-            )
-            of_part = bounds_of(rows, columns, min(rows, columns, pairs), ceil(depth / 2))
-            others = choose_slices(bounds, of_part, half, error)
-            if count_products(others) < count_products(slices):
-                slices, parts = others, 2
-        if count_products(slices) <= _USUAL:
-            return look._replace(slices=slices, parts=parts)
-    return look
+    unit = 2.0**-half
+    rows, columns = ((one + depth) * unit for one in most)
+    if np.dtype(dtype).itemsize < 8:  # 16 bits are known of most products, and need not be so well
+        bounds = bounds_of(rows, columns, min(rows, columns), depth)
+        seen = _bound_least(agree, firsts, least) * unit**2
+        if seen > 0:
+            slices = choose_slices(bounds, bounds, half, -_round_up(-allowed * seen))
+            if count_products(slices) == 1:
+                return look._replace(bounds=bounds, slices=slices)
+    magnitudes = product(*firsts)
+    (high,), (seen,) = _extremes(agree, [magnitudes], [magnitudes])
+    pairs = min(rows, columns, high * unit**2 + (rows + columns) * unit)
+    bounds = bounds_of(rows, columns, pairs, depth)
+    look = look._replace(bounds=bounds)
+    if not seen:
+        return look
+    error, parts = -_round_up(-allowed * seen * unit**2), 1
+    slices = choose_slices(bounds, bounds, half, error)
+    share = min(rows, columns) * _SHARE
+    if count_products(slices) > _FEWEST and depth >= _LONG and share >= 1 + unit:
+        of_part = Bounds(rows * _SHARE, columns * _SHARE, min(share, pairs), ceil(depth / 2))
+        others = choose_slices(bounds, bounds_of(*of_part), half, error)
+        if count_products(others) < count_products(slices):
+            slices, parts = others, _count_parts(agree, firsts, of_part, unit)
+    return look._replace(slices=slices if count_products(slices) <= _USUAL else (), parts=parts)
+
+
+def _bound_least(agree: Agree | None, heads: Sequence[Any], sums: Sequence[float]) -> float:
+    """Return what no product of a row and a column of heads is less than.
+
+    Where `u` and `v` are 1 at most, the sum of `u * v` is that of `u + v - 1` at least. What items
+    are beyond about the least mean of a row, or column, is left out, so that many are nearly 1.
+    """
+    depth = heads[0].shape[-1]
+    most = [2.0 ** (frexp(one / depth)[1] - 1) for one in sums]
+    clipped = [
+        _sum_of(_apply(_clip, head, top), axis)
+        for head, axis, top in zip(heads, (-1, -2), most, strict=True)
+    ]
+    _, least = _extremes(agree, [], clipped)
+    return prod(most) * (least[0] / most[0] + least[1] / most[1] - depth)
+
+
+def _count_parts(agree: Agree | None, heads: Sequence[Any], most: Bounds, unit: float) -> int:
+    """Return of how many parts of the terms no sums exceed the bounds, or their power of two.
+
+    Each rank may have another number for its blocks.
+    """
+    depth, parts = heads[0].shape[-1], 1
+    bounds = [2.0 ** (53 - _exact_bits(one)) for one in most[:2]]
+    while True:
+        parts *= 2
+        left = ceil(depth / parts) * unit
+        for head, axis, bound in zip(heads, (-1, -2), bounds, strict=True):
+            indices = _parts(axis, parts, depth, agree is not None)
+            sums = [_sum_of(head[one], axis) for one in indices]
+            highs, _ = _extremes(None if agree is None else list, sums, [])
+            if max(highs) * unit + left > bound:
+                break
+        else:
+            return parts
 
 
 def _sum_of(heads: Any, axis: int) -> Any:
@@ -622,8 +671,12 @@ def _agree(x: Any, values: list[float]) -> list[float]:
     return found
 
 
-def _part(axis: int, start: int, step: int) -> Any:
-    return (..., slice(start, None, step), *[slice(None)] * (-1 - axis))
+def _parts(axis: int, count: int, depth: int, of_block: bool) -> Iterator[Any]:
+    """Yield indices of parts of the terms: of blocks runs, else what each rank has some of."""
+    for i in range(count):
+        step = -(-depth // count)
+        one = slice(i * step, (i + 1) * step) if of_block else slice(i, None, count)
+        yield (..., one, *[slice(None)] * (-1 - axis))
 
 
 class _Plan(NamedTuple):
@@ -648,39 +701,41 @@ def _plan(slices: Slices) -> _Plan:
     return _Plan(lasts, (*once,), tuple(pair[1:] for pair in pairs))
 
 
-def _cut_parts(x1: Any, x2: Any, exponents: Any, plan: _Plan, parts: int) -> list[Any]:
-    """Return slices of both matrices for each part of the terms."""
+def _cut_both(x1: Any, x2: Any, exponents: Any, plan: _Plan) -> list[Any]:
+    """Return slices of both matrices."""
     found = []
-    for part in range(parts):
-        of_part = []
-        for x, axis, to, chains in zip(
-            (x1, x2), (-1, -2), exponents, ((plan.lasts,), plan.chains), strict=True
-        ):
-            some = x[_part(axis, part, parts)] if parts > 1 else x
-            count = sum(map(len, chains))
-            cut = _apply(_cut, some, to, nout=count, chains=chains)
-            of_part.append(cut if count > 1 else [cut])
-        found.append(of_part)
+    for x, to, chains in zip((x1, x2), exponents, ((plan.lasts,), plan.chains), strict=True):
+        count = sum(map(len, chains))
+        cut = _apply(_cut, x, to, nout=count, chains=chains)
+        found.append(cut if count > 1 else [cut])
     return found
 
 
 def _multiply_slices(product: Product, x1: Any, x2: Any, look: _Look, dtype: Any) -> Any:
-    plan, exponents = _plan(look.slices), look.exponents()
-    cut = _cut_parts(x1, x2, exponents, plan, look.parts)
+    plan, exponents, depth = _plan(look.slices), look.exponents(), x1.shape[-1]
+    indices = zip(*(_parts(axis, look.parts, depth, False) for axis in (-1, -2)), strict=True)
+    cut = [
+        _cut_both(*((x1, x2) if look.parts == 1 else (x1[one], x2[other])), exponents, plan)
+        for one, other in indices
+    ]
     terms = [product(left[i], right[j]) for i, j in plan.pairs for left, right in cut]
-    return _apply(_add_terms, *exponents, *terms, dtype=dtype)
+    return _apply(_add_terms, *exponents, *terms, dtype=dtype, parts=look.parts)
 
 
 def _multiply_blocks(x1: Buffer, x2: Buffer, look: _Look, dtype: Any) -> Buffer:
     """Return the block of the product, whose terms are added up as they come."""
-    plan, exponents = _plan(look.slices), look.exponents()
-    cut = _cut_parts(x1, x2, exponents, plan, look.parts)
-    terms = [(left[i], right[j]) for i, j in plan.pairs for left, right in cut]
-    total = _multiply(*terms[0])
-    spare = _memory.empty(total.shape, total.dtype) if len(terms) > 1 else None
-    for left, right in terms[1:]:
-        total += np.matmul(left, right, out=spare)
-    return _add_terms(*exponents, total, dtype=dtype, out=total)
+    plan, exponents, depth = _plan(look.slices), look.exponents(), x1.shape[-1]
+    left, right = _cut_both(x1, x2, exponents, plan)
+    total: Any = None
+    for i, j in plan.pairs:
+        indices = zip(*(_parts(axis, look.parts, depth, True) for axis in (-1, -2)), strict=True)
+        term, *parts = [_multiply(left[i][one], right[j][other]) for one, other in indices]
+        if len(parts) == 1:
+            term += parts[0]
+        elif parts:
+            term = _add_parts([term, *parts])
+        total = term if total is None else np.add(total, term, out=total)
+    return _add_terms(*exponents, total, dtype=dtype, parts=1, out=total)
 
 
 def _multiply(x1: Buffer, x2: Buffer) -> Buffer:
