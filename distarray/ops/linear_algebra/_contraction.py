@@ -378,9 +378,9 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
     few items that are further below than is worth more products are summed up exactly, as by
     `vecdot`, for which processes get their rows and columns, 32 MiB of each at a time. All that
     takes as many times the work as there are products, and half a product more for the look, which
-    float32 mostly does without. Operands move once, as for an ordinary product, and slices are made where
-    they are multiplied: beside what has moved that takes memory for 2 or 3 float64 copies of it,
-    and for 3 of the result. Where operands come by panels, or the axis summed over is cut, each
+    float32 mostly does without. Operands move once, as for an ordinary product, and slices are made
+    where they are multiplied: beside what has moved that takes memory for 2 or 3 float64 copies of
+    it, and for 3 of the result. Where operands come by panels, or the axis summed over is cut, each
     product sends slices or sums of its own, and memory is needed for some 6 copies of the operands
     and 5 of the result. Vectors alone are multiplied as by `vecdot`.
 

@@ -36,12 +36,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from distarray.comm import _backend, _memory
+from distarray.comm.kernels import address_of, kernel, run_faster
 from distarray.core import (
     POINTWISE,
     BaseArray,
     Op,
     elementwise,
     floating,
+    is_plain,
     reduce_block,
     reduction,
     replicated_layout,
@@ -89,6 +91,8 @@ whether slices reach so far; and as many as the second look sees."""
 _EXACT: Final = 64
 """So many times as long as in a product of slices an item takes by exact sums. Measured on Zen 3:
 2.7 ns for each pair of items, beside 0.06."""
+_DEAR: Final = 6
+"""So many times as long as for a plain copy NumPy takes to cut a matrix, or to find first bits."""
 _PIECE: Final = 1 << 15
 """So many items at once, with what is computed of them, stay in the cache of a core."""
 _GATHERED: Final = 1 << 22
@@ -271,6 +275,75 @@ def _powers(*exponents: Buffer) -> Any:
     return exponents
 
 
+class _Rows(NamedTuple):
+    """A matrix, or its transpose, whose rows have their items side by side."""
+
+    block: Buffer
+    is_scaled: bool
+    """Each row by a power of two; else each column."""
+
+
+def _rows_of(x: Buffer, scales: Buffer) -> _Rows | None:
+    """Return the rows of a matrix whose scales have such a shape; None where no kernel reads it."""
+    if not _backend.is_numpy(x) or x.ndim != 2 or not is_plain(x):
+        return None
+    of_rows = scales.shape == (len(x), 1)
+    if x.strides[1] == x.itemsize:
+        return _Rows(x, of_rows)
+    return _Rows(x.T, not of_rows) if x.strides[0] == x.itemsize else None
+
+
+def _facts(rows: _Rows) -> tuple[int, ...]:
+    """Return the first arguments of the kernels."""
+    block = rows.block
+    count, length = block.shape
+    return address_of(block), count, block.strides[0] // block.itemsize, length, rows.is_scaled
+
+
+def _run_faster(
+    job: str,
+    name: str,
+    rows: _Rows | None,
+    by_kernel: Callable[[Callable[..., Any]], object],
+    by_numpy: Callable[[], object],
+) -> None:
+    if rows is None:
+        by_numpy()
+        return
+    kind = rows.block.dtype.str[1:]
+    run = kernel("distarray.comm.kernels._slices", name, kind)
+    run_faster(f"{job} {kind}", rows.block.nbytes, run, by_kernel, by_numpy, _DEAR)
+
+
+def _find_heads(x: Any, axis: int, bits: int, dtype: Any) -> tuple[Any, Any, Any]:
+    """Return the largest magnitudes in rows or columns, the first bits of all, and their sums."""
+    found: list[Any] = []
+
+    def by_kernel(run: Callable[..., int]) -> None:
+        assert rows is not None
+        heads = _memory.empty(rows.block.shape, np.float32)
+        lines = heads.shape[0 if rows.is_scaled else 1]
+        shape = (lines, 1) if rows.is_scaled else (1, lines)
+        largest, powers, sums = np.empty(shape), np.empty(shape), np.empty(shape, np.float32)
+        if run(*_facts(rows), bits, *map(address_of, (largest, powers, heads, sums))):
+            by_numpy()  # as float32 does not hold all scales
+        else:
+            found.extend(one if rows.block is x else one.T for one in (largest, heads, sums))
+
+    def by_numpy() -> None:
+        largest = _largest(x, axis=axis, keepdims=True)
+        heads = _apply(_head, x, largest, bits=bits, dtype=dtype)
+        found.extend((largest, heads, _sum_of(heads, axis)))
+
+    rows = None
+    if dtype == np.float32 and not isinstance(x, BaseArray):
+        shape = (len(x), 1) if axis == -1 else (1, x.shape[-1])
+        rows = _rows_of(x, np.broadcast_to(0, shape))
+    _run_faster("reduce heads", "find_heads", rows, by_kernel, by_numpy)
+    largest, heads, sums = found
+    return largest, heads, sums
+
+
 @np.errstate(all="ignore")  # rounded to float32, items may be zero, or infinite beside such
 def _head(x: Buffer, largest: Buffer, bits: int, dtype: Any) -> Buffer:
     """Return the first bits of magnitudes, cut off.
@@ -332,23 +405,37 @@ def _find_exponents(largest: Buffer, sums: Buffer, most: float) -> Any:
 
 def _cut(x: Buffer, exponents: Buffer, chains: tuple[tuple[int, ...], ...]) -> Any:
     """Return slices, below 1: for each last bit in a chain what those before it have left."""
-    library = _backend.namespace_of(x)
-    on = _backend.device_of(x)
-    out = tuple(_memory.empty(x.shape, np.float64, on) for chain in chains for _ in chain)
+    lengths = [*map(len, chains)]
+    # An addition rounds to the last bit of the larger number.
+    larger = np.array([1.5 * 2.0 ** (52 - last) for chain in chains for last in chain])
     (power,) = _powers(-exponents)
-    for box, alike in _boxes(x.shape, exponents):
-        parts = iter([one[box] for one in out])
-        for chain in chains:
-            slices = [*itertools.islice(parts, len(chain))]
-            rest = _scale(x[box], slices[-1], power[alike])
-            for part, last in zip(slices, chain, strict=True):
-                # An addition rounds to the last bit of the larger number.
-                larger = 1.5 * 2.0 ** (52 - last)
-                library.add(rest, larger, out=part)
-                part -= larger
-                if part is not rest:
-                    rest -= part
-    return out if len(out) > 1 else out[0]
+    found: list[Any] = []
+
+    def by_kernel(run: Callable[..., object]) -> None:
+        assert rows is not None
+        out = _memory.empty((larger.size, *rows.block.shape), np.float64)
+        ends = np.repeat(np.cumsum(lengths) - 1, lengths)
+        lines = address_of(power), address_of(larger), address_of(ends)
+        run(*_facts(rows), *lines, larger.size, address_of(out))
+        found.extend(one if rows.block is x else one.T for one in out)
+
+    def by_numpy() -> None:
+        on = _backend.device_of(x)
+        found.extend(_memory.empty(x.shape, np.float64, on) for _ in larger)
+        for box, alike in _boxes(x.shape, exponents):
+            parts = zip([one[box] for one in found], larger.tolist(), strict=True)
+            for length in lengths:
+                slices = [*itertools.islice(parts, length)]
+                rest = _scale(x[box], slices[-1][0], power[alike])
+                for part, more in slices:
+                    _backend.namespace_of(x).add(rest, more, out=part)
+                    part -= more
+                    if part is not rest:
+                        rest -= part
+
+    rows = _rows_of(x, exponents) if power.dtype.kind == "f" else None
+    _run_faster("expand slices", "cut_slices", rows, by_kernel, by_numpy)
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 def _add_terms(
@@ -563,13 +650,10 @@ def _look(product: Product, x1: Any, x2: Any, dtype: Any, agree: Agree | None = 
     kind: Any = np.float32
     if half < 4:
         half, kind = _FEW, np.float64
-    largest = _largest(x1, axis=-1, keepdims=True), _largest(x2, axis=-2, keepdims=True)
-    firsts = [
-        _apply(_head, x, most, bits=half, dtype=kind)
-        for x, most in zip((x1, x2), largest, strict=True)
-    ]
+    of_both = [_find_heads(x, axis, half, kind) for x, axis in ((x1, -1), (x2, -2))]
     # Heads are rounded up for what is no less than sums of magnitudes.
-    sums = [_sum_of(head, axis) for head, axis in zip(firsts, (-1, -2), strict=True)]
+    largest, heads, sums = zip(*of_both, strict=True)
+    firsts = [*heads]
     most, least = _extremes(agree, sums, sums)
     # Half a unit is left to the last rounding, a tenth of that to others, but to halves a unit.
     allowed = (depth - (0.55 if depth < _LONG else 1.1)) * float(np.finfo(dtype).eps)
@@ -648,7 +732,11 @@ def _count_parts(agree: Agree | None, heads: Sequence[Any], most: Bounds, unit: 
 
 
 def _sum_of(heads: Any, axis: int) -> Any:
-    return reductions.sum(heads, axis=axis, keepdims=True)  # exact in their dtype
+    """Return the sums along an axis, the last one or that before, which are exact in the dtype."""
+    if isinstance(heads, BaseArray):
+        return reductions.sum(heads, axis=axis, keepdims=True)
+    ones = np.ones(heads.shape[axis], heads.dtype)  # the BLAS takes a third of the time of `sum`
+    return np.expand_dims(heads @ ones if axis == -1 else ones @ heads, axis)
 
 
 def _extremes(

@@ -162,6 +162,37 @@ def test_the_order_of_terms_does_not_matter(depth: int, dtype: str) -> None:
         assert found.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("kind", ["C", "F", "backwards", "apart", "zeros", "far", "tiny", "inf"])
+def test_kernels_find_and_cut_as_numpy_does(
+    kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_by(_job: str, _n: int, one: Any, run: Any, plain: Any, _dear: int) -> None:
+        run(one.load()) if by_kernel else plain()
+
+    monkeypatch.setattr(_reproducible, "run_faster", run_by)
+    rng = np.random.default_rng(9)
+    for shape in ((1, 1), (5, 1), (1, 7), (9, 1037), (64, 70)):
+        x = rng.standard_normal(shape).astype(dtype)
+        if kind in ("F", "backwards", "apart"):
+            x = {"F": np.asfortranarray(x), "backwards": x[::-1], "apart": x[:, ::2]}[kind]
+        elif kind == "zeros":
+            x[shape[0] // 2] = x[:, shape[1] // 2] = 0
+        elif kind != "C":
+            x[0] *= {"far": 1e30, "tiny": 1e-40, "inf": np.inf}[kind]
+        for axis in (-1, -2):
+            found = []
+            for by_kernel in (False, True):
+                heads = _reproducible._find_heads(x, axis, 9, np.float32)
+                found.append([np.asarray(one, np.float32) for one in heads])
+                exponents = _reproducible._exponents_of(heads[0])
+                for chains in () if kind == "inf" else (((24,),), ((22, 44), (23,), (20, 30, 40))):
+                    cut = _reproducible._cut(x, exponents, chains)
+                    found[-1] += cut if isinstance(cut, tuple) else (cut,)
+            for one, other in zip(*found, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
 def test_parts_of_a_term_are_added_up_as_if_at_once() -> None:
     rng = np.random.default_rng(3)
     parts = rng.integers(-(1 << 53), 1 << 53, (9, 999))
