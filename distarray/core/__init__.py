@@ -110,7 +110,13 @@ from distarray.core.families._elementwise import (
     run_into,
     run_row,
 )
-from distarray.core.families._exact_items import Items, is_plain, items_of, products_of
+from distarray.core.families._exact_items import (
+    Items,
+    is_plain,
+    items_of,
+    products_of,
+    squares_of,
+)
 from distarray.core.families._exact_sums import WORDS, add_up, round_sums, sum_exactly
 from distarray.core.families._examples import example
 from distarray.core.families._fast_paths import inplace_path

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.typing import Buffer, Shape
 
 Box: TypeAlias = tuple[Any, ...]  # of slices
@@ -30,6 +30,8 @@ class Items(NamedTuple):
         Where they lie, if they lie somewhere.
     factors
         Two blocks of real numbers of which they are the products.
+    adds_last
+        Whether the last axis is one more than the block's, and summed over as well.
     """
 
     shape: Shape
@@ -37,6 +39,7 @@ class Items(NamedTuple):
     read: Callable[[Box, Buffer], Buffer]
     block: Buffer | None = None
     factors: tuple[Buffer, Buffer] | None = None
+    adds_last: bool = False
 
 
 def items_of(block: Buffer, mask: Any = True) -> Items:
@@ -65,7 +68,9 @@ def items_of(block: Buffer, mask: Any = True) -> Items:
 
 
 def _parts_of(block: Buffer) -> Buffer:
-    """Return a view of complex items with an axis of their parts."""
+    """Return complex items as their parts, along one more axis; in host memory that is a view."""
+    if not _backend.is_numpy(block):
+        return _backend.namespace_of(block).stack((block.real, block.imag), -1)
     part = block.real
     return np.lib.stride_tricks.as_strided(
         part, (*part.shape, 2), (*part.strides, part.itemsize), writeable=False
@@ -78,66 +83,53 @@ def _items_on_device(block: Buffer, mask: Any) -> Items:
         zero = _backend.scalar(block.dtype.type(0), block)
         block = library.where(library.asarray(mask), block, zero)
     if block.dtype.kind == "c":
-        block = library.stack((block.real, block.imag), -1)
+        block = _parts_of(block)
     return Items(block.shape, block.strides, lambda box, _: block[box], block)
 
 
-def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> Items:
+def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> tuple[Items, ...]:
     """Return the products of blocks of one shape, or of the conjugate of the first and the second.
 
-    They are rounded to float64. Of complex ones the parts are items along one more axis, of which
-    each is the rounded sum of two rounded products: NumPy's own are not the same everywhere, as it
-    fuses operations where the processor can.
+    They are rounded to float64. Of complex ones there are two, whose sums are the parts of those of
+    the products: products of their parts, along one more axis.
     """
+    if left.dtype.kind != "c" and right.dtype.kind != "c":
+        return (_products(left, right),)
+    dtype = np.result_type(left.dtype, right.dtype)
+    left, right = (x.astype(dtype, copy=False) for x in (left, right))
+    library = _backend.namespace_of(right)
+    turned, beside = library.empty_like(right), right
+    if conjugates:
+        turned.real, turned.imag = right.imag, -right.real
+    else:
+        beside = library.conj(right)
+        turned.real, turned.imag = right.imag, right.real
+    parts = _parts_of(left)
+    return tuple(
+        _products(parts, _parts_of(one))._replace(adds_last=True) for one in (beside, turned)
+    )
+
+
+def squares_of(block: Buffer) -> tuple[Items, ...]:
+    """Return the squares of items, or of the parts of complex ones along one more axis."""
+    is_complex = block.dtype.kind == "c"
+    parts = _parts_of(block) if is_complex else block
+    return (_products(parts, parts)._replace(adds_last=is_complex),)
+
+
+def _products(left: Buffer, right: Buffer) -> Items:
+    """Return the products of real items."""
     if not _backend.is_numpy(left):
-        return _products_on_device(left, right, conjugates)
-    if left.dtype.kind != "c" and right.dtype.kind != "c":
-
-        def read(box: Box, out: Buffer) -> Buffer:
-            first, second = left[(*box, ...)], right[(*box, ...)]
-            if first.dtype != np.float64:  # at once, as NumPy would convert pieces of a few KiB
-                np.copyto(out, first)
-                first = out
-            return np.multiply(first, second.astype(np.float64, copy=False), out=out)
-
-        return Items(left.shape, left.strides, read, factors=(left, right))
-
-    spare = [np.empty(0)]  # kept, as fresh memory takes longer than what is computed in it
-
-    def read_complex(box: Box, out: Buffer) -> Buffer:
-        first, second = left[(*box[:-1], ...)], right[(*box[:-1], ...)]
-        if spare[0].size < first.size:
-            spare[0] = np.empty(first.size)
-        beside = spare[0][: first.size].reshape(first.shape)
-        _multiply_parts(first, second, conjugates, out[..., 0], out[..., 1], beside)
-        return out
-
-    # Tiles cut the axis of the least stride last: none cuts that of the parts.
-    return Items((*left.shape, 2), (*left.strides, 0), read_complex)
-
-
-def _multiply_parts(
-    left: Any, right: Any, conjugates: bool, real: Any, imag: Any, beside: Any
-) -> None:
-    library = _backend.namespace_of(left)
-    a, b, c, d = left.real, left.imag, right.real, right.imag
-    for out, first, second, adds in (
-        (real, (a, c), (b, d), conjugates),
-        (imag, (a, d), (b, c), not conjugates),
-    ):
-        library.multiply(*first, out=out, dtype=np.float64)
-        library.multiply(*second, out=beside, dtype=np.float64)
-        (library.add if adds else library.subtract)(out, beside, out=out)
-
-
-def _products_on_device(left: Buffer, right: Buffer, conjugates: bool) -> Items:
-    if left.dtype.kind != "c" and right.dtype.kind != "c":
         return items_of(left.astype(np.float64) * right.astype(np.float64))
-    out = _memory.empty((*left.shape, 2), np.float64, _backend.device_of(left))
-    left, right = (x.astype(np.complex128) for x in (left, right))
-    beside = _memory.empty(left.shape, np.float64, _backend.device_of(left))
-    _multiply_parts(left, right, conjugates, out[..., 0], out[..., 1], beside)
-    return items_of(out)
+
+    def read(box: Box, out: Buffer) -> Buffer:
+        first, second = left[(*box, ...)], right[(*box, ...)]
+        if first.dtype != np.float64:  # at once, as NumPy would convert pieces of a few KiB
+            np.copyto(out, first)
+            first = out
+        return np.multiply(first, second.astype(np.float64, copy=False), out=out)
+
+    return Items(left.shape, left.strides, read, factors=(left, right))
 
 
 def is_plain(block: Buffer) -> bool:

@@ -33,7 +33,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.comm.kernels import address_of, kernel, run_faster
 from distarray.core.engine._tiles import tile_shape, tiles
-from distarray.core.families._exact_items import Box, Items, is_plain
+from distarray.core.families._exact_items import Box, Items, items_of
 from distarray.typing import Buffer, Shape
 
 DIGIT_BITS: Final = 24
@@ -123,36 +123,36 @@ def _wanted(dtype: Any) -> int:
 
 def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     """Return words of sums, or bits of sums rounded to nearest or to odd."""
-    shape = tuple(1 if i in axes else n for i, n in enumerate(items.shape))
-    if not prod(items.shape):
-        return np.zeros(shape if wanted else (*shape, WORDS), np.int64)
-    block = items.block
+    block, factors = items.block, items.factors
     if block is not None and not _backend.is_numpy(block):
+        if not block.size:
+            return _way(block.shape, None, None, axes, wanted, False).nothing()
         words = np.moveaxis(_backend.to_host(_add_on_device(block, axes)), 0, -1)
         return _round(words, wanted) if wanted else words
-    if wanted and block is not None and prod(shape) == prod(items.shape):  # of one item each
+    left, right = factors or (block, block)
+    lies = left is not None and (left is right or _lies_alike(left, right))
+    if lies and left is not None and left.flags.aligned:
+        way = _way(left.shape, left.strides, left.dtype, axes, wanted, factors is not None)
+    else:
+        way = _way(items.shape, tuple(items.strides), None, axes, wanted, False)
+    if way.size == 0:
+        return way.nothing()
+    if wanted and block is not None and prod(way.shape) == way.size:  # of one item each
         sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
         return sums.view(np.int64)
-    is_one = wanted == WANT_NEAREST and prod(shape) == 1
-    if is_one and prod(items.shape) <= _SHORT:
+    if way.is_one and way.size <= _SHORT:
         one = _sum_few(items)
         if one is not None:
-            return np.full(shape, one).view(np.int64)
-    left, right = items.factors or (block, block)
-    nest, kind = None, "f8"
-    if left is not None and is_plain(left):
-        nest = _nest_of(left, axes)
-        if items.factors and not (nest.has_lines and _lies_alike(left, right)):
-            nest = None
-    lines = _lines_in_tiles(items, axes) if nest is None else nest.has_lines
-    multiplies = nest is not None and items.factors is not None
-    apart = 0
-    if nest is not None and left is not None:
-        kind, apart = _KINDS[left.dtype], address_of(right) - address_of(left)
+            return np.full(way.shape, one).view(np.int64)
+    if way.nest is None and way.size <= _TILE:
+        return _find(items_of(items.read((), np.empty(items.shape))), axes, wanted)
     found: list[Buffer] = []
 
     def by_kernel(run: Callable[..., int]) -> None:
-        if lines:
+        nest = way.nest
+        if way.has_lines:
+            apart = 0 if left is right else address_of(right) - address_of(left)
+            multiplies = nest is not None and factors is not None
             run = functools.partial(_run_lines, run, apart, multiplies)
         if nest is not None:
             found.append(nest.arrange(nest.run(run, left, wanted)))
@@ -160,26 +160,80 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
             found.append(_find_by_tiles(items, axes, wanted, run))
 
     def by_numpy() -> None:
-        one = _sum_few(items) if is_one and prod(items.shape) <= _MIDDLING else None
+        one = _sum_few(items) if way.is_one and way.size <= _MIDDLING else None
         if one is None:
             found.append(_find_by_tiles(items, axes, wanted))
         else:
-            found.append(np.full(shape, one).view(np.int64))
+            found.append(np.full(way.shape, one).view(np.int64))
 
-    nbytes = 8 * prod(items.shape)
+    run_faster(way.job, 8 * way.size, way.kernel, by_kernel, by_numpy, way.dear)
+    return found[0]
+
+
+class _Way(NamedTuple):
+    """How sums are found.
+
+    Attributes
+    ----------
+    shape
+        Of the sums, with reduced axes of length 1.
+    wanted, size
+        What is wanted of them, and how many items there are.
+    is_one
+        There is one sum, which is rounded to nearest.
+    nest
+        Of items that a kernel reads where they lie.
+    has_lines
+        Whether the kernel for lines adds up, which multiplies as well, or that for columns.
+    job, kernel, dear
+        As `run_faster` takes them.
+    """
+
+    shape: Shape
+    wanted: int
+    size: int
+    is_one: bool
+    nest: _Nest | None
+    has_lines: bool
+    job: str
+    kernel: Any
+    dear: int
+
+    def nothing(self) -> Buffer:
+        """Return sums of no items."""
+        return np.zeros(self.shape if self.wanted else (*self.shape, WORDS), np.int64)
+
+
+@functools.lru_cache(256)
+def _way(
+    shape: Shape,
+    strides: tuple[int, ...] | None,
+    dtype: Any,
+    axes: tuple[int, ...],
+    wanted: int,
+    multiplies: bool,
+) -> _Way:
+    """Return how sums are found of items that lie in such a way; without a dtype they are made."""
+    ones, count = tuple(1 if i in axes else n for i, n in enumerate(shape)), prod(shape)
+    nest, has_lines = None, False
+    kind = None if dtype is None else _KINDS.get(dtype)
+    if count and strides is not None:
+        if kind is not None and not any(stride % dtype.itemsize for stride in strides):
+            nest = _nest(shape, tuple(stride // dtype.itemsize for stride in strides), axes)
+            nest = None if multiplies and not nest.has_lines else nest
+        has_lines = _lines_in_tiles(shape, strides, axes) if nest is None else nest.has_lines
+    nbytes = 8 * max(count, 1)
     takes = _DEAR * nbytes + _DEAR_TO_CALL
     if wanted:
-        takes += _DEAR_TO_ROUND * 8 * WORDS * prod(shape)
+        takes += _DEAR_TO_ROUND * 8 * WORDS * prod(ones)
     how = "made" if nest is None else "multiplied" if multiplies else "read"
-    run_faster(
-        f"reduce exactly {kind} {how} {'in lines' if lines else 'in columns'}",
-        nbytes,
-        _kernel("add_lines" if lines else "add_columns", kind),
-        by_kernel,
-        by_numpy,
-        takes // nbytes,
+    kind = "f8" if nest is None or kind is None else kind
+    job = f"reduce exactly {kind} {how} {'in lines' if has_lines else 'in columns'}"
+    name = "add_lines" if has_lines else "add_columns"
+    is_one = wanted == WANT_NEAREST and prod(ones) == 1
+    return _Way(
+        ones, wanted, count, is_one, nest, has_lines, job, _kernel(name, kind), takes // nbytes
     )
-    return found[0]
 
 
 def _sum_few(items: Items) -> float | None:
@@ -201,16 +255,16 @@ def _run_lines(run: Callable[..., int], apart: int, multiplies: bool, item: int,
 
 def _lies_alike(one: Buffer, other: Buffer) -> bool:
     """Tell whether items at one place of both are equally far from the first ones."""
-    facts = [(x.dtype, x.shape, x.strides) for x in (one, other)]
-    return is_plain(other) and facts[0] == facts[1]
+    facts = [(x.dtype, x.shape, x.strides, x.flags.aligned) for x in (one, other)]
+    return facts[0] == facts[1]
 
 
-def _lines_in_tiles(items: Items, axes: tuple[int, ...]) -> bool:
+def _lines_in_tiles(shape: Shape, lie: tuple[int, ...], axes: tuple[int, ...]) -> bool:
     """Tell whether items of a sum lie side by side in tiles that are made of them."""
-    strides, step = [0] * len(items.shape), 1
-    for axis in sorted(range(len(strides)), key=lambda axis: (abs(items.strides[axis]), -axis)):
-        strides[axis], step = step, step * items.shape[axis]
-    return _nest(items.shape, tuple(strides), axes).has_lines
+    strides, step = [0] * len(shape), 1
+    for axis in sorted(range(len(shape)), key=lambda axis: (abs(lie[axis]), -axis)):
+        strides[axis], step = step, step * shape[axis]
+    return _nest(shape, tuple(strides), axes).has_lines
 
 
 def _add_on_device(block: Buffer, axes: tuple[int, ...]) -> Buffer:
@@ -272,7 +326,8 @@ class _Nest(NamedTuple):
             return _round(self.run(run, block, WANT_WORDS), wanted)
         count = prod(self.sizes)
         if into is None:
-            into = np.empty(count, np.int64) if wanted else np.zeros((count, WORDS), np.int64)
+            new = _memory.empty if wanted else _memory.zeros
+            into = new((count,) if wanted else (count, WORDS), np.int64)
         rest = *self.lengths, _scratch_of_thread()
         item, to = address_of(block) + self.offset * block.itemsize, address_of(into)
         if len(self.kept) == len(self.reduced) == 2:

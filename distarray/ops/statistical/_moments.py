@@ -47,6 +47,7 @@ from distarray.core import (
     register,
     result_dtype,
     run_one,
+    squares_of,
     state_dtype,
     step_for,
     warn,
@@ -59,6 +60,7 @@ from distarray.ops.elementwise import _arithmetic as arithmetic
 from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import astype, imag, real, where
 from distarray.ops.statistical import _reductions as reductions
+from distarray.ops.statistical._reproducible import exact_row
 from distarray.typing import Buffer
 
 # --- the mean: the sum of all ranks' items, divided once -----------------------------------------
@@ -119,6 +121,9 @@ _mean = reduction(
 )
 
 
+_exact_mean = exact_row("mean", _mean_dtypes, _quotient)
+
+
 @register
 @fill_arguments
 def mean(
@@ -165,8 +170,9 @@ def mean(
     [2. 3.]
     """
     exact = {"reproducible": check_flag("mean", "reproducible", reproducible)}
-    if out is None and where is True and not reproducible and isinstance(x, BaseArray):
-        return reduce(_mean, x, axis, dtype, out, keepdims)
+    row = _exact_mean if reproducible else _mean
+    if out is None and where is True and isinstance(x, BaseArray):
+        return reduce(row, x, axis, dtype, out, keepdims)
     keepdims = check_flag("mean", "keepdims", keepdims)
     x = beside_mask("mean", x, where)
     check_out("mean", x, out)
@@ -177,8 +183,8 @@ def mean(
     sums_into = dtype is not None and out is not None  # which is divided in the dtype of `out`
     if dtype is None and out is not None:
         dtype = loop_dtype("mean", np.add, state_dtype(x.dtype), out.dtype)
-    if where is True and not sums_into and not reproducible:
-        return reduce(_mean, x, axis, dtype, out, keepdims)
+    if where is True and not sums_into:
+        return reduce(row, x, axis, dtype, out, keepdims)
     wanted = None if dtype is None else normalize_dtype(dtype)
     step = step_for(_mean, (x,), (axis_key(axis, x.ndim), wanted, keepdims, False))
     result = step.result
@@ -565,6 +571,25 @@ def _compute_variance(
     return arithmetic.divide(result, 1) if wanted.kind == "c" else result  # nan is nan + nan j
 
 
+def _squares_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+    return np.dtype(np.float64), np.empty(0, call.dtypes[0]).real.dtype
+
+
+def _divide_squares(step: Step) -> Callable[[Buffer], Any]:
+    """Return the division by the count less `ddof`, or by another number where that is none."""
+    axis, (ddof, of_none), *_ = step.call.static
+    source, result = step.sources[0], step.result
+    divisor = count_reduced(source.shape, normalize_axes(axis, source.ndim)) - ddof
+
+    def divide(total: Buffer) -> Any:
+        return (total / np.float64(divisor if divisor > 0 else of_none)).astype(result, copy=False)
+
+    return divide
+
+
+_exact_squares = exact_row("var", _squares_dtypes, _divide_squares, squares_of)
+
+
 def _variance_around(
     centre: Any,
     x: Any,
@@ -581,9 +606,15 @@ def _variance_around(
     """
     if x._layout.has_partial:
         x = reductions.without_partial("var", x)
+    is_exact = mask is True and reproducible["reproducible"]
     if centre is ABSENT:
-        centre = mean(x, axis=axis, keepdims=True, where=mask, **reproducible)
+        if is_exact:
+            centre = run_one(_exact_mean, x, (axis, None, True, True))
+        else:
+            centre = mean(x, axis=axis, keepdims=True, where=mask, **reproducible)
     deviation = arithmetic.subtract(x, centre)
+    if is_exact:
+        return run_one(_exact_squares, deviation, (axis, (ddof, of_none), keepdims, True))
     if deviation.dtype.kind == "c":  # item by item, as magnitudes are rounded as the library likes
         parts = real(deviation), imag(deviation)
         square = arithmetic.add(*map(arithmetic.square, parts))
@@ -627,9 +658,9 @@ where : array of bool, optional
 mean : array, optional
     What deviations are taken from, of a shape that broadcasts to `x`; default: the mean.
 reproducible : bool
-    Whether the bits of the result depend on the items alone: the sums for the mean and of the
-    squares are exact and rounded once, as in `sum`, in two passes over the data, with memory for
-    two copies of each block.
+    Whether the bits of the result depend on the items alone: the sum for the mean and that of
+    squares rounded to float64 are exact and rounded once, as in `sum`, in two passes over the data,
+    with memory for a copy of each block.
 
 Returns
 -------

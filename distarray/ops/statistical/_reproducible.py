@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from distarray.core import (
 from distarray.errors import DTypeError
 from distarray.layout import normalize_axes
 from distarray.typing import Buffer
+
+ItemsOf = Callable[..., tuple[Items, ...]]
 
 _KEPT = 512
 """Sums whose states are added up together: 400 KB of words, a part of a second-level cache."""
@@ -75,7 +78,7 @@ def _local(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **e
 # --- as a reduction of distributed arrays --------------------------------------------------------
 
 
-def sum_state(step: Step, axes: tuple[int, ...], items: Callable[..., Items]) -> Callable[..., Any]:
+def sum_state(step: Step, axes: tuple[int, ...], items: ItemsOf) -> Callable[..., Any]:
     """Return the first local step of sums of `items(*blocks)` over axes of the first block.
 
     It gives the words of each sum, but no state where nobody else has any of the items.
@@ -85,37 +88,59 @@ def sum_state(step: Step, axes: tuple[int, ...], items: Callable[..., Items]) ->
         return lambda *_: ()
 
     def state(*blocks: Any) -> State:
-        found = np.ascontiguousarray(add_up(items(*blocks), axes))
+        found = _find(items, axes, blocks, add_up)
         return (found.reshape(*found.shape[: blocks[0].ndim], -1).view(words)[..., 0],)
 
     return state
 
 
+def _find(
+    items: ItemsOf, axes: tuple[int, ...], blocks: Sequence[Any], find: Callable[..., Buffer]
+) -> Buffer:
+    """Return what is found of the sums of items.
+
+    Where there are items for each part of complex sums, the last axis is that of parts.
+    """
+    ndim = blocks[0].ndim
+    found = [find(one, (*axes, ndim) if one.adds_last else axes) for one in items(*blocks)]
+    return np.ascontiguousarray(found[0]) if len(found) == 1 else np.concatenate(found, ndim)
+
+
 def round_states(
-    step: Step, axes: tuple[int, ...], items: Callable[..., Items]
+    step: Step,
+    axes: tuple[int, ...],
+    items: ItemsOf,
+    dtype: Any = None,
+    then: Callable[[Buffer], Buffer] | None = None,
 ) -> Callable[..., Any]:
-    """Return the second local step of such sums."""
-    result = step.result
+    """Return the second local step of such sums, of the result's dtype or another.
+
+    What it gives is what `then` makes of them.
+    """
+    result = step.result if dtype is None else dtype
+    part = _part(result)
     parts = step.total[0].itemsize // (8 * WORDS)
 
     def sum_own(_: States, *blocks: Any) -> Any:
-        return _join(sum_exactly(items(*blocks), axes, _part(result)), parts, result)
+        sums = _find(items, axes, blocks, functools.partial(sum_exactly, dtype=part))
+        return _join(sums, parts, result)
 
     def round_all(states: States, *_: Buffer) -> Any:
         words = [state.reshape(-1).view(np.int64).reshape(-1, WORDS) for state in states[0]]
-        if len(words[0]) <= _KEPT:
-            sums = round_sums(np.add.reduce(words), _part(result))
-        else:
-            sums = np.empty(len(words[0]), _part(result))
-            for start in range(0, len(sums), _KEPT):
-                some = [own[start : start + _KEPT] for own in words]
-                sums[start : start + _KEPT] = round_sums(np.add.reduce(some), _part(result))
+        total = words[0]  # which nobody else has
+        for start in range(0, len(total), _KEPT):
+            for other in words[1:]:
+                total[start : start + _KEPT] += other[start : start + _KEPT]
+        sums = round_sums(total, part)
         shape = states[0].shape[1:]
         return _join(
             sums.reshape(*shape, parts) if parts > 1 else sums.reshape(shape), parts, result
         )
 
-    return round_all if _is_cut(step, axes) else sum_own
+    found: Callable[..., Any] = round_all if _is_cut(step, axes) else sum_own
+    if then is None:
+        return found
+    return lambda *given: then(found(*given))
 
 
 def _is_cut(step: Step, axes: tuple[int, ...]) -> bool:
@@ -133,12 +158,51 @@ def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
     return (words_dtype(call.dtypes[0].kind == "c"),), _check_dtype(call.dtypes[0], call.static[1])
 
 
-def _bind(step: Step) -> Callable[..., State]:
-    return sum_state(step, normalize_axes(step.call.static[0], step.sources[0].ndim), items_of)
+def _axes(step: Step) -> tuple[int, ...]:
+    return normalize_axes(step.call.static[0], step.sources[0].ndim)
 
 
-def _finish(step: Step) -> Callable[..., Any]:
-    return round_states(step, normalize_axes(step.call.static[0], step.sources[0].ndim), items_of)
+def _items(*blocks: Any) -> tuple[Items, ...]:
+    return (items_of(*blocks),)
+
+
+def exact_row(
+    name: str,
+    dtypes: Callable[[Op, Call], tuple[Any, Any]],
+    finish: Callable[[Step], Callable[[Buffer], Any]],
+    items: ItemsOf = _items,
+) -> Op:
+    """Return a reduction made of exact sums.
+
+    Its static arguments are those of `sum`, of which the second may be anything.
+
+    Parameters
+    ----------
+    name : str
+    dtypes : callable
+        `dtypes(op, call)` gives the dtype of the sums, and that of the result.
+    finish : callable
+        `finish(step)` gives what makes the result of the sums.
+    items : callable
+        `items(*blocks)` gives what is added up: of complex items both parts along one more axis.
+    """
+
+    def all_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+        total, result = dtypes(op, call)
+        _check_dtype(_part(call.dtypes[0]), _part(total))
+        return (words_dtype(total.kind == "c"),), result
+
+    def finish_all(step: Step) -> Callable[..., Any]:
+        total, _ = dtypes(step.op, step.call)
+        return round_states(step, _axes(step), items, total, finish(step))
+
+    return replace(
+        reproducible_sum,
+        name=name,
+        dtypes=all_dtypes,
+        bind=lambda step: sum_state(step, _axes(step), items),
+        finish=finish_all,
+    )
 
 
 def _nothing(op: Op, dtype: Any) -> Any:
@@ -159,7 +223,7 @@ reproducible_sum = replace(
         identity=_nothing,
     ),
     dtypes=_dtypes,
-    bind=_bind,
-    finish=_finish,
+    bind=lambda step: sum_state(step, _axes(step), _items),
+    finish=lambda step: round_states(step, _axes(step), _items),
 )
 """What `sum` does where it is to be reproducible."""

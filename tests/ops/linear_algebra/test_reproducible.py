@@ -167,10 +167,12 @@ def test_the_order_of_terms_does_not_matter(depth: int, dtype: str) -> None:
 def test_kernels_find_and_cut_as_numpy_does(
     kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_by(_job: str, _n: int, one: Any, run: Any, plain: Any, _dear: int) -> None:
-        run(one.load()) if by_kernel else plain()
+    def run_kernel(_job: str, _n: int, one: Any, run: Any, _plain: Any, _dear: int) -> None:
+        run(one.load())
 
-    monkeypatch.setattr(_reproducible, "run_faster", run_by)
+    def run_numpy(_job: str, _n: int, _one: Any, _run: Any, plain: Any, _dear: int) -> None:
+        plain()
+
     rng = np.random.default_rng(9)
     for shape in ((1, 1), (5, 1), (1, 7), (9, 1037), (64, 70)):
         x = rng.standard_normal(shape).astype(dtype)
@@ -182,7 +184,8 @@ def test_kernels_find_and_cut_as_numpy_does(
             x[0] *= {"far": 1e30, "tiny": 1e-40, "inf": np.inf}[kind]
         for axis in (-1, -2):
             found = []
-            for by_kernel in (False, True):
+            for way in (run_kernel, run_numpy):
+                monkeypatch.setattr(_reproducible, "run_faster", way)
                 heads = _reproducible._find_heads(x, axis, 9, np.float32)
                 found.append([np.asarray(one, np.float32) for one in heads])
                 exponents = _reproducible._exponents_of(heads[0])
@@ -388,9 +391,8 @@ def test_dot_of_vectors_is_the_exact_sum_of_rounded_products() -> None:
         assert result == math.fsum(x * y)
     z = x + 1j * y
     result = of_all_layouts(lambda a, b: da.vecdot(a, b, reproducible=True), z, z[::-1].copy())
-    parts = (z.real * z.real[::-1] + z.imag * z.imag[::-1], z.real * z.imag[::-1])
-    assert result.real == math.fsum(parts[0])
-    assert result.imag == math.fsum(parts[1] + -(z.imag * z.real[::-1]))
+    assert result.real == math.fsum([*(z.real * z.real[::-1]), *(z.imag * z.imag[::-1])])
+    assert result.imag == math.fsum([*(z.real * z.imag[::-1]), *(-z.imag * z.real[::-1])])
 
 
 def test_wrong_operands_are_refused() -> None:

@@ -247,7 +247,7 @@ def test_few_items_are_added_up_as_many_are(kind: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(_exact_sums, "_SHORT", short)
         with np.errstate(all="ignore"):
             some = [_exact_items.items_of(one) for one in (x, y, -0.0 * np.abs(x))]
-            some += [_exact_items.items_of(x, x > 0), _exact_items.products_of(x, x[::-1])]
+            some += [_exact_items.items_of(x, x > 0), *_exact_items.products_of(x, x[::-1])]
             found.append([_exact_sums.sum_exactly(one, (0,), np.float64) for one in some])
     assert np.array(found[0]).tobytes() == np.array(found[1]).tobytes()
 
@@ -365,8 +365,9 @@ def test_moments_have_the_same_bits_on_any_layout(data: st.DataObject) -> None:
 
     mean = (total(x) / x.dtype.type(count)).astype(x.dtype)
     deviation = x - np.expand_dims(mean, axes)
-    square = deviation.real**2 + deviation.imag**2
-    variance = (total(square) / square.dtype.type(count)).astype(square.dtype)
+    parts = np.stack([deviation.real, deviation.imag], -1).astype(np.float64)
+    squares = sums(parts**2, (*axes, x.ndim))
+    variance = (squares / count).astype(deviation.real.dtype)
 
     def program() -> None:
         y = case.build()
