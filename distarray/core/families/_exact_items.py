@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
 from distarray.typing import Buffer, Shape
 
 Box: TypeAlias = tuple[Any, ...]  # of slices
@@ -98,12 +98,15 @@ def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> tuple[I
     dtype = np.result_type(left.dtype, right.dtype)
     left, right = (x.astype(dtype, copy=False) for x in (left, right))
     library = _backend.namespace_of(right)
-    turned, beside = library.empty_like(right), right
+    turned = _memory.empty(right.shape, dtype, _backend.device_of(right))
+    turned.real = right.imag
     if conjugates:
-        turned.real, turned.imag = right.imag, -right.real
+        beside = right
+        library.negative(right.real, out=turned.imag)
     else:
-        beside = library.conj(right)
-        turned.real, turned.imag = right.imag, right.real
+        beside = _memory.empty(right.shape, dtype, _backend.device_of(right))
+        library.conjugate(right, out=beside)
+        turned.imag = right.real
     parts = _parts_of(left)
     return tuple(
         _products(parts, _parts_of(one))._replace(adds_last=True) for one in (beside, turned)

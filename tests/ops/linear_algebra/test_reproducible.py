@@ -138,7 +138,7 @@ def test_long_products_in_parts_have_the_same_bits_and_error(
     original = _reproducible._count_parts
     monkeypatch.setattr(_reproducible, "_count_parts", count_parts)
     result = of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b)
-    assert max(parts) == 4
+    assert max(parts) == (4 if DEVICE == "cpu" else 2)  # runs of terms, or every second one
     check_error(result, a, b)
     places = rng.permutation(depth)
     some = a[:, places].copy(), b[places].copy()
