@@ -131,7 +131,7 @@ def cg(
         )
         del z, w, products  # before A makes others
         if callback is not None:
-            callback(space.array(x))
+            callback(system.solution())
     (r2,) = space.add_up(own)
     return system.result(0 if r2.real <= enough else (limit or 1) if is_finite(r2) else -1)
 
@@ -238,6 +238,6 @@ def bicgstab(
         )
         del step, image, pairs
         if callback is not None:
-            callback(space.array(x))
+            callback(system.solution())
     (r2,) = space.add_up(own)
     return system.result(0 if r2.real <= enough else (limit or 1) if is_finite(r2) else -1)

@@ -12,6 +12,7 @@ from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout
 from distarray.linalg._blocks import adjoint
 from distarray.linalg._factorizations import svd
+from distarray.linalg._norms import norm
 from distarray.linalg.iterative._basis import Basis
 from distarray.linalg.iterative._operators import (
     Map,
@@ -25,7 +26,14 @@ from distarray.linalg.iterative._operators import (
     refuse,
     vector_dtype,
 )
-from distarray.linalg.iterative._vectors import Space, is_finite, size_of
+from distarray.linalg.iterative._vectors import (
+    ORDINARY_IMAGE,
+    Space,
+    exponent_of,
+    is_finite,
+    size_of,
+    times_power,
+)
 from distarray.ops import LinAlgError, flip, matmul, stack
 from distarray.random import Generator, default_rng
 
@@ -64,18 +72,19 @@ def _begin(
     return space, draw() if v0 is None else space.read(v0, "v0"), draw
 
 
-def _start(space: Space, block: Any) -> float:
-    """Return the size of a first vector.
+def _start(space: Space, block: Any) -> tuple[Any, float]:
+    """Return a first vector, neither large nor small, and its size.
 
     Raises
     ------
     LinAlgError
         If it has none.
     """
-    size = size_of(space.multiply((block, block))[0])
+    block, _, square = space.normalize(block, space.multiply((block, block))[0].real)
+    size = size_of(square)
     if not (is_finite(size) and size > 0):
         raise LinAlgError(f"{space.name}: v0 has size {size}; it must have items that are not 0")
-    return size
+    return block, size
 
 
 def power_iteration(
@@ -148,18 +157,23 @@ def power_iteration(
     limit = read_count("power_iteration", "maxiter", maxiter, 10 * space.size)
     apply = Map("what A returned", operator.matvec, space, space)
     v, other = space.empty(), space.empty()
-    space.combine([(v, 0, ((1 / _start(space, block), block),))])
+    block, size = _start(space, block)
+    space.combine([(v, 0, ((1 / size, block),))])
     own: list[Any] = []
     value: Any = 0.0
+
+    def result(info: int) -> tuple[Any, Any, int]:
+        return times_power(value, -apply.unit.exponent), space.array(v), info
+
     for iteration in range(limit + 1):
         image = apply(v)
         found = space.add_up(own + space.combine((), [(image, image), (v, image)]))
         size, last, value = size_of(found[-2]), value, found[-1]
         if not is_finite(size, value):
-            return value, space.array(v), -1
+            return result(-1)
         # The residual of the iteration before: this one's is smaller.
         if size == 0 or (own and size_of(found[0]) <= rtol * size_of(last * last.conjugate())):
-            return value, space.array(v), 0
+            return result(0)
         if iteration == limit:
             break
         own = space.combine(
@@ -168,7 +182,7 @@ def power_iteration(
         v, other = other, v
         if callback is not None:
             callback(space.array(v))
-    return value, space.array(v), limit or 1
+    return result(limit or 1)
 
 
 def eigsh(
@@ -283,7 +297,7 @@ def eigsh(
         )
     limit = read_count("eigsh", "maxiter", maxiter, 10 * n)
     basis = Basis(space, ncv + 1)
-    basis.start(block, _start(space, block))
+    basis.start(*_start(space, block))
     apply = Map("what A returned", operator.matvec, space, space)
     tolerance = max(tol, space.eps)
     projected = np.zeros((ncv, ncv), space.wide)
@@ -312,7 +326,8 @@ def eigsh(
             " by tol="
         )
     chosen = order[:k]
-    found = values[chosen] if sigma is None else sigma + 1 / values[chosen]
+    found = times_power(values[chosen], -apply.unit.exponent)
+    found = found if sigma is None else sigma + 1 / found
     ascending = np.argsort(found)
     real = np.empty(0, space.dtype).real.dtype
     w = new_array(found[ascending].astype(real), replicated_layout(space.mesh, (k,)))
@@ -463,13 +478,21 @@ def svds(
 
 
 class _Gram:
-    """The product of an operator and its adjoint."""
+    """The product of an operator and its adjoint, times a power of two.
+
+    Items of the product alone may be too small, or too large, for numbers.
+    """
 
     mesh: Any = None
 
     def __init__(self, forward: Any, back: Any, shape: tuple[int, int], dtype: Any) -> None:
         self._forward, self._back, self.shape, self.dtype = forward, back, shape, dtype
+        self._exponent: int | None = None
 
     def matvec(self, x: Any) -> Any:
         """Apply both."""
-        return self._back(self._forward(x))
+        image = self._forward(x)
+        if self._exponent is None and isinstance(image, BaseArray):
+            largest = float(norm(image, np.inf))
+            self._exponent = exponent_of(largest, image.dtype, ORDINARY_IMAGE) if largest else None
+        return self._back(times_power(image, self._exponent or 0))

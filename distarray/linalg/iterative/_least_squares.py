@@ -12,7 +12,7 @@ from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial, Shard
 from distarray.linalg.iterative._operators import (
     Map,
-    check_size,
+    Unit,
     read_count,
     read_operator,
     read_real,
@@ -20,7 +20,7 @@ from distarray.linalg.iterative._operators import (
     refuse,
     vector_dtype,
 )
-from distarray.linalg.iterative._vectors import Space, is_finite, size_of
+from distarray.linalg.iterative._vectors import Space, is_finite, size_of, times_power
 
 
 def lsqr(
@@ -84,8 +84,6 @@ def lsqr(
         If `show` is set, or A has no adjoint.
     ArgumentTypeError, ShapeError, DTypeError
         As for `cg`.
-    LinAlgError
-        If squares of `b` are too small to be told from 0.
 
     Notes
     -----
@@ -120,33 +118,47 @@ def lsqr(
     known = [check_distributed("lsqr(x0=)", x0).dtype] if started else []
     dtype = vector_dtype(b.dtype, operator.dtype, *known)
     rows = Space("lsqr", layout, dtype)
-    u = rows.copy(rows.read(b, "b"))
+    block = rows.read(b, "b")
+    (b2,) = rows.multiply((block, block))
+    block, of_b, b2 = rows.normalize(block, b2.real)
+    u = rows.copy(block)
     first = x0 if started else operator.rmatvec(rows.array(u))
     columns = Space("lsqr", _scattered(check_distributed("lsqr", first)._layout), dtype)
     operator.check_shape("lsqr", layout.shape, columns.layout.shape)
-    forward = Map("what A returned", operator.matvec, columns, rows)
-    back = Map("what the adjoint of A returned", operator.rmatvec, rows, columns)
+    unit = Unit(abs(damp))
+    forward = Map("what A returned", operator.matvec, columns, rows, unit)
+    back = Map("what the adjoint of A returned", operator.rmatvec, rows, columns, unit)
     limit = read_count("lsqr", "iter_lim", iter_lim, 2 * columns.size)
     x = columns.copy(columns.read(x0, "x0")) if started else columns.zeros()
-    own = rows.combine((), [(u, u)])
+    r2 = b2
     if started:
-        own += rows.combine([(u, 1, ((-1, forward(x)),))], [(u, u)])
-    totals = rows.add_up(own)
-    check_size(rows, rows.read(b, "b") if started else u, totals[0].real)
-    size, beta = size_of(totals[0]), size_of(totals[-1])
+        start, exponent, x2 = columns.normalize(x, columns.multiply((x, x))[0].real)
+        if x2:
+            image = forward(start)
+            unit.fix()  # or else it would change what the solution begins with
+            exponent = of_b - unit.exponent - exponent
+            x, image = times_power(start, exponent), times_power(image, exponent)
+            (r2,) = rows.add_up(rows.combine([(u, 1, ((-1, image),))], [(u, u)]))
+    size, beta = size_of(b2), size_of(r2)
     v = columns.zeros()
     alpha = 0.0
     if beta > 0:
-        image = back(u) if started else columns.read(first, "what the adjoint of A returned")
+        image = back(u) if started else back.take(first, u)
         own = columns.combine([(v, 0, ((1 / beta, image),))], [(v, v)])
         alpha = size_of(columns.add_up(own)[0])
     var = np.abs(columns.zeros()) if calc_var else None
+    of_a = unit.exponent  # of the power of two that A and its damping are multiplied by
+    damp = times_power(damp, of_a)
 
     def result(istop: int, itn: int, *norms: float) -> tuple[Any, ...]:
-        spread = (
-            None if var is None else new_array(var.reshape(columns.local_shape), columns.layout)
-        )
-        return (columns.array(x), istop, itn, *norms, spread)
+        found, spread = times_power(x, of_a - of_b), None
+        if var is not None:
+            variances = times_power(var, 2 * of_a).reshape(columns.local_shape)
+            spread = new_array(variances, columns.layout)
+        if found is not x and not is_finite(columns.largest(found)):
+            istop = -1
+        exponents = -of_b, -of_b, -of_a, 0, -of_a - of_b, of_a - of_b
+        return (columns.array(found), istop, itn, *map(times_power, norms, exponents), spread)
 
     if not is_finite(alpha, beta):
         return result(-1, 0, beta, beta, 0.0, 0.0, math.nan, 0.0)

@@ -16,7 +16,7 @@ from distarray.linalg.iterative._operators import (
     read_tolerance,
     refuse,
 )
-from distarray.linalg.iterative._vectors import is_finite, size_of, square_of
+from distarray.linalg.iterative._vectors import is_finite, size_of, square_of, times_power
 from distarray.ops import LinAlgError
 
 _RESTART: Final = 20
@@ -130,7 +130,7 @@ def gmres(
         basis.combine(triangle.solution(), sum_of_basis)
         space.combine([(x, 1, ((1, precondition(sum_of_basis)),))])
         if callback is not None and callback_type == "x":
-            callback(space.array(x))
+            callback(system.solution())
         promised = triangle.size <= enough
         if stuck and not promised:
             return system.result(-1)
@@ -269,7 +269,9 @@ def minres(
         space.combine([(v, 0, ((1 / beta, image),))])
         product = system.apply(v)
         # The next vector takes the place of the last but one.
-        terms = ((1, product), (-shift, v)) if shift else ((1, product),)
+        terms: Any = ((1, product),)
+        if shift:
+            terms = *terms, (-times_power(shift, system.apply.unit.exponent), v)
         factor = -beta / before if iteration else 0
         own = space.combine([(last, factor, terms)], [(v, last), (x, x)])
         del product, terms  # before A makes another
@@ -303,7 +305,7 @@ def minres(
         )
         older, old = old, older
         if callback is not None:
-            callback(space.array(x))
+            callback(system.solution())
         if residual <= rtol * norm * math.sqrt(size2) or beta <= space.eps * norm:
             return system.result(0)
     return system.result(limit or 1)

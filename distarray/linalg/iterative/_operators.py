@@ -18,8 +18,14 @@ from distarray.core import (
     describe,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
-from distarray.linalg.iterative._vectors import Space, is_finite
-from distarray.ops import LinAlgError, conj, matmul, matrix_transpose
+from distarray.linalg.iterative._vectors import (
+    ORDINARY_IMAGE,
+    Space,
+    exponent_of,
+    is_finite,
+    times_power,
+)
+from distarray.ops import conj, matmul, matrix_transpose
 from distarray.typing import Buffer, Shape
 
 Function = Callable[[Any], Any]
@@ -93,16 +99,60 @@ def _apply_adjoint(matrix: Any, x: Any) -> Any:
     return conj(matmul(transposed, conj(x))) if matrix.dtype.kind == "c" else matmul(transposed, x)
 
 
-class Map:
-    """An operator on blocks: from vectors of one space to those of another."""
+class Unit:
+    """A power of two by which images of an operator are multiplied, so that they have squares.
 
-    def __init__(self, what: str, function: Function, source: Space, target: Space) -> None:
+    The first image tells it, in one reduction, of a vector that is neither large nor small.
+
+    Parameters
+    ----------
+    beside : float
+        The size of what is added to the operator.
+
+    Attributes
+    ----------
+    exponent : int
+        0 of an ordinary operator, or as long as images are 0.
+    """
+
+    def __init__(self, beside: float = 0.0) -> None:
+        self._beside = beside
+        self._is_known = False
+        self.exponent = 0
+
+    def measure(self, space: Space, image: Buffer) -> None:
+        """Look at the size of an image, unless that of one before is known."""
+        if not self._is_known and (largest := space.largest(image)):
+            self.exponent = exponent_of(max(largest, self._beside), space.dtype, ORDINARY_IMAGE)
+            self._is_known = True
+
+    def fix(self) -> None:
+        """Let the power be what it is."""
+        self._is_known = True
+
+
+class Map:
+    """An operator on blocks, times a power of two: from vectors of one space to those of another.
+
+    An operator and its adjoint share their `unit`.
+    """
+
+    def __init__(
+        self, what: str, function: Function, source: Space, target: Space, unit: Unit | None = None
+    ) -> None:
         self._what, self._function, self._source, self._target = what, function, source, target
+        self.unit = unit or Unit()
 
     def __call__(self, block: Buffer) -> Buffer:
         """Return the block of the image, which shares no memory with the argument."""
-        result = self._function(self._source.array(block))
+        return self.take(self._function(self._source.array(block)), block)
+
+    def take(self, result: Any, block: Buffer) -> Buffer:
+        """Return the same of what the operator itself makes of a block."""
         image = self._target.read(result, self._what)
+        self.unit.measure(self._target, image)
+        if self.unit.exponent:
+            return times_power(image, self.unit.exponent)
         # Solvers write into their vectors while they read images.
         return copy_block(image) if _backend.may_share_memory(image, block) else image
 
@@ -123,6 +173,9 @@ def vector_dtype(*dtypes: Any) -> Any:
 
 class System:
     """A square system of equations, its first residual, and when it is small enough.
+
+    Where items of the operator or of the right-hand side are so large, or so small, that products
+    of them are not there, they are multiplied by powers of two, and so is the solution.
 
     Attributes
     ----------
@@ -154,33 +207,52 @@ class System:
         self.b = space.read(b, "b")
         self.x = space.zeros() if x0 is None else space.copy(space.read(x0, "x0"))
         self.has_start = x0 is not None
+        self._exponent = 0  # of the power that the right-hand side is multiplied by
 
     def begin(self, rtol: float = 0.0, atol: float = 0.0, shift: float = 0.0) -> int | None:
-        """Find the first residual, and return what is to be said if that is all.
-
-        Raises
-        ------
-        LinAlgError
-            If squares of the right-hand side are too small to be told from 0.
-        """
+        """Find the first residual, and return what is to be said if that is all."""
         space, x = self.space, self.x
-        self.r = space.empty()
-        image = ((-1, self.apply(x)), (shift, x)) if self.has_start else ()
-        pairs = [(self.b, self.b), (self.r, self.r)][: 1 + self.has_start]
-        parts = space.combine([(self.r, 0, ((1, self.b), *image))], pairs)
-        b2, r2 = ([one.real for one in space.add_up(parts)] * 2)[:2]
-        if not is_finite(b2, r2):
+        self.apply.unit = Unit(abs(shift))
+        pairs = [(self.b, self.b), (x, x)][: 1 + self.has_start]
+        b2, x2 = ([one.real for one in space.multiply(*pairs)] * 2)[:2]
+        self.b, self._exponent, b2 = space.normalize(self.b, b2)
+        if not is_finite(b2):
             return -1
-        check_size(space, self.b, b2)
-        self.b_size, self.r_size = math.sqrt(b2), math.sqrt(r2)
-        self.enough = max(atol, rtol * self.b_size)
         if b2 == 0:
             x[...] = 0
-        return 0 if b2 == 0 or self.r_size <= self.enough else None
+            return 0
+        start, exponent, x2 = space.normalize(x, x2) if self.has_start else (x, 0, 0.0)
+        if x2 == 0:
+            self.r, r2 = space.copy(self.b), b2
+        else:
+            self.r, image = space.empty(), self.apply(start)
+            self.apply.unit.fix()  # or else it would change what the solution begins with
+            exponent = -self._solution_exponent - exponent
+            x[...], image = times_power(start, exponent), times_power(image, exponent)
+            terms = (1, self.b), (-1, image), (times_power(shift, self.apply.unit.exponent), x)
+            parts = space.combine([(self.r, 0, terms)], [(self.r, self.r)])
+            r2 = space.add_up(parts)[0].real
+            if not is_finite(r2):
+                return -1
+        self.b_size, self.r_size = math.sqrt(b2), math.sqrt(r2)
+        self.enough = max(times_power(atol, self._exponent), rtol * self.b_size)
+        return 0 if self.r_size <= self.enough else None
+
+    @property
+    def _solution_exponent(self) -> int:
+        """The exponent of the power of two that makes the solution of `x`."""
+        return self.apply.unit.exponent - self._exponent
+
+    def solution(self) -> Any:
+        """Return the solution so far."""
+        return self.space.array(times_power(self.x, self._solution_exponent))
 
     def result(self, info: int) -> tuple[Any, int]:
         """Return the solution with what is to be said of it."""
-        return self.space.array(self.x), info
+        x = times_power(self.x, self._solution_exponent)
+        if info == 0 and x is not self.x and not is_finite(self.space.largest(x)):
+            info = -1
+        return self.space.array(x), info
 
 
 def read_tolerance(name: str, key: str, value: Any) -> float:
@@ -266,18 +338,3 @@ def refuse(name: str, options: dict[str, Any], remedy: str) -> None:
     ]
     if given:
         raise ArgumentError(f"{name} does not take {', '.join(given)}; {remedy}")
-
-
-def check_size(space: Space, b: Buffer, square: float) -> None:
-    """Refuse a right-hand side whose squares, which add up to `square`, are too small to be told.
-
-    Raises
-    ------
-    LinAlgError
-        If so.
-    """
-    if square < space.least_square and space.largest(b):
-        raise LinAlgError(
-            f"{space.name}: b is so small, at most {space.largest(b):.1e}, that its size in "
-            f"{space.dtype} cannot be told; multiply b, and divide the solution"
-        )

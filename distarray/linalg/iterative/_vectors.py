@@ -27,6 +27,12 @@ _PIECE: Final = 8192
 """Items of a product. OpenBLAS shares more than 10,000 among threads, which meet at each tile: on
 cores that are busy that took 50 times as long."""
 
+_ORDINARY_VECTOR: Final = 8
+"""A vector is ordinary whose size has no exponent above a part of the largest one, and below its
+negative; and so is """
+ORDINARY_IMAGE: Final = 4
+"""what an operator makes of that. Solvers multiply two of both, and square what comes of it."""
+
 Term = tuple[Any, Buffer]
 Update = tuple[Buffer, Any, Sequence[Term]]
 """(y, a, [(b, x), ...]): y becomes a y + b x + ..."""
@@ -58,8 +64,6 @@ class Space:
         self.local_shape = layout.local_shape()
         self.length = math.prod(self.local_shape)
         self.eps = float(np.finfo(self.dtype).eps)
-        self.least_square = float(np.finfo(self.dtype).tiny) / self.eps
-        """Sums of squares below have lost digits."""
         self._communicator = mesh.communicator()
         # Of processes with the same block one counts.
         self._counts = all(
@@ -120,6 +124,21 @@ class Space:
         """Return a copy of a block."""
         return copy_block(block)
 
+    def normalize(self, block: Buffer, square: float) -> tuple[Buffer, int, float]:
+        """Return a vector times a power of two that makes it neither large nor small.
+
+        Its product with itself must be known; it tells at once of ordinary vectors. Returned are
+        the block, the exponent of the power, and the product of the result.
+        """
+        limit = 4.0 ** (np.finfo(self.dtype).maxexp // _ORDINARY_VECTOR)
+        if 1 / limit <= square <= limit:
+            return block, 0, square
+        exponent = exponent_of(self.largest(block), self.dtype, _ORDINARY_VECTOR)
+        if exponent:
+            block = times_power(block, exponent)
+            square = self.multiply((block, block))[0].real
+        return block, exponent, square
+
     # --- arithmetic ------------------------------------------------------------------------------
 
     def tiles(self, count: int) -> Iterator[slice]:
@@ -163,9 +182,13 @@ class Space:
         return self.add_up(self.combine((), pairs))
 
     def largest(self, x: Buffer) -> float:
-        """Return the largest absolute value of a vector's items (one reduction)."""
-        mine = np.array([float(abs(x).max()) if self.length else 0.0])
-        return float(self._communicator.all_reduce(mine, "max")[0])
+        """Return the largest absolute value of items, or of their two parts (one reduction)."""
+        parts = (x.real, x.imag) if self.dtype.kind == "c" else (x,)
+        ends = [(part.max(), -part.min()) for part in parts] if self.length else [(0.0, 0.0)]
+        mine = np.array(
+            [[float(one) for one in pair] for pair in ends]
+        )  # and no copy of the vector, as absolute values are
+        return float(self._communicator.all_reduce(mine.max(keepdims=True), "max").max())
 
     def share(self, *values: np.ndarray) -> list[np.ndarray]:
         """Return the first process's arrays, where processors might round theirs differently."""
@@ -212,6 +235,29 @@ def _update(updates: Sequence[Update], tile: slice, scratch: Buffer) -> None:
             else:
                 np.multiply(x[tile], factor, out=scratch)
                 target += scratch
+
+
+def exponent_of(largest: float, dtype: Any, part: int) -> int:
+    """Return the exponent of the power of two that makes a number about 1.
+
+    It is 0 of numbers whose own exponent is at most a `part` of the largest one of a dtype, of 0,
+    and of what is not finite.
+    """
+    if not 0 < largest < math.inf:
+        return 0
+    exponent = -math.frexp(largest)[1]
+    return exponent if abs(exponent) > np.finfo(dtype).maxexp // part else 0
+
+
+def times_power(x: Any, exponent: int) -> Any:
+    """Return a number or an array times a power of two, exactly where it has room for that."""
+    most = np.finfo(getattr(x, "dtype", np.float64)).maxexp - 2
+    with np.errstate(all="ignore"):
+        while exponent:  # by powers that are numbers
+            step = min(max(exponent, -most), most)
+            x = x * 2.0**step
+            exponent -= step
+    return x
 
 
 def size_of(square: Any) -> float:
