@@ -4,8 +4,8 @@ A transform works on whole lines. Each process transforms the axes that are not 
 axis that cuts another axis cuts one that is done, or is not transformed, instead, for one exchange
 (an all-to-all), and the result keeps that cut: `redistribute` brings it back where it is needed,
 and an inverse transform leads back by itself. A line for which nothing else can be cut is
-transformed by all processes together. Nothing large is gathered. Partial sums are reduced first:
-their parts may overflow where the sums do not.
+transformed by all processes together. Nothing large is gathered. Partial sums are reduced first,
+each by one process if there are many: their parts may overflow where the sums do not.
 """
 
 from distarray.fft._frequencies import fftfreq, fftshift, ifftshift, rfftfreq

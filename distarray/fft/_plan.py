@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from distarray.fft._line import make_line
 from distarray.fft._stages import Keep, Stage, Task, Transform, Turn, crop, recut, turn
-from distarray.layout import Layout, Shard
+from distarray.layout import Layout, Partial, Shard, chunk
 
 EVEN: Final = 1.25
 """Largest block, in even parts, that passes as even: as far as this first axes are preferred."""
@@ -42,6 +42,35 @@ class _Way(NamedTuple):
     cuts: tuple[int, ...]
     """Of the result: the axis that each mesh axis cuts, or -1."""
     stages: tuple[Stage, ...]
+
+
+def reduced(layout: Layout, task: Task) -> Layout:
+    """Return the layout in which an array that may be Partial is transformed.
+
+    Sums are scattered along an axis that is not transformed, or that another one can be cut for:
+    half the bytes of reducing them everywhere, and no process does what another one does. They stay
+    whole where such an axis is missing, or the array is small.
+    """
+    if layout.has_partial and layout.size * task.dtype.itemsize > GATHERED_BYTES:
+        taken = {axis for axis, _ in task.lengths}
+        order = [axis for axis in range(layout.ndim) if axis not in taken]
+        order += [axis for axis, _ in task.lengths if axis != task.real_axis]
+        for place, one in enumerate(layout.placements):
+            count = layout.mesh.shape[place]
+            even = [axis for axis in range(layout.ndim) if _is_even_cut(layout, axis, count)]
+            able = [axis for axis in order if axis in even]
+            if type(one) is Partial and able and (able[0] not in taken or len(even) > 1):
+                placements = [*layout.placements]
+                placements[place] = Shard(able[0])
+                layout = layout.replace(placements=placements)
+    return layout.without_partial()
+
+
+def _is_even_cut(layout: Layout, axis: int, count: int) -> bool:
+    """Tell whether an axis that is not cut has about as many items for each of some processes."""
+    size = layout.shape[axis]
+    is_whole = Shard(axis) not in layout.placements
+    return is_whole and chunk(size, (count,)).largest * count <= EVEN * size
 
 
 def plan(layout: Layout, task: Task) -> tuple[Stage, ...]:

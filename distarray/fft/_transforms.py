@@ -21,7 +21,7 @@ from distarray.core import (
     run_one,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.fft._plan import plan
+from distarray.fft._plan import plan, reduced
 from distarray.fft._stages import Task
 from distarray.layout import Layout, normalize_axis
 from distarray.ops import copyto
@@ -63,7 +63,7 @@ def _spec(op: Op, call: Call) -> Layouts:
     task = Task(
         arguments.lengths, forward, real, arguments.norm, arguments.workers, np.dtype(dtype)
     )
-    source = call.layouts[0].without_partial()
+    source = reduced(call.layouts[0], task)
     stages = plan(source, task)
     sends = tuple(send for stage in stages for send in stage.sends)
     return Layouts((source,), stages[-1].after, sends, plan=stages)
@@ -152,8 +152,9 @@ Notes
 Distribution: nothing is sent where the axis is not cut; else one all-to-all, in which a process
 receives the items of its new block that it does not have, and needs memory for a block beside `x`
 and the result; between nodes messages may be packed, some at a time: a twelfth of a block, or 16
-MiB. A Partial array is reduced first. Items beyond `n` do not travel. A line for which no other
-axis can be cut takes three exchanges of a block (Bailey's six steps, 1990), of half a block before
+MiB. A Partial array is reduced first, and where it has more than 64 KiB its sums are scattered
+along another axis, if there is one. Items beyond `n` do not travel. A line for which no other axis
+can be cut takes three exchanges of a block (Bailey's six steps, 1990), of half a block before
 real items and after those of a real result. Where `n` has no two factors that the processes can
 share, as primes have not, it takes one of two blocks and four of a block or two of them
 (Bluestein's chirp, 1970), and memory for five. Lines of up to 64 KiB are gathered. Errors are a few

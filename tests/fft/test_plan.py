@@ -128,6 +128,54 @@ def test_partial_sums_are_reduced_once() -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("name", ["fft", "rfft", "fftn", "rfftn", "ifftn"])
+def test_many_partial_sums_are_scattered(name: str) -> None:
+    """To lines that are whole, or to an axis whose cut one exchange turns to another."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(4, 96, 64))
+    expected = getattr(np.fft, name)(values.sum(0))
+
+    def program() -> None:
+        mesh = da.init_device_mesh((4,))
+        x = da.DistArray.from_local(values[mesh.coordinate[0]], mesh, [Partial()])
+        with CommLog() as log:
+            result = getattr(da.fft, name)(x)
+        turned = 3 / 16 * expected.nbytes if name.endswith("n") else 0
+        assert log.count() == 1 + bool(turned)
+        assert log.bytes() <= 3 / 4 * x.nbytes + turned * 1.1
+        assert result.placements == (S1 if turned else S0,)
+        assert np.allclose(result.full_array(), expected)
+
+    on_ranks(program)
+
+
+def test_partial_sums_on_two_mesh_axes_and_of_one_line() -> None:
+    """Of two mesh axes each scatters its sums; a line with no other axis stays whole."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(4, 24, 30, 10))
+
+    def program() -> None:
+        mesh = da.init_device_mesh((2, 2))
+        i, j = mesh.coordinate
+        for placements, local in (
+            ([Partial(), Partial()], values[2 * i + j]),
+            ([S0, Partial()], values[2 * j : 2 * j + 2].sum(0)[12 * i : 12 * i + 12]),
+            ([Partial(), S1], values[2 * i : 2 * i + 2].sum(0)[:, 15 * j : 15 * j + 15]),
+        ):
+            x = da.DistArray.from_local(local, mesh, placements, shape=(24, 30, 10))
+            for axes in ((0, 1, 2), (2,), (1, 0), (0,)):
+                result = da.fft.rfftn(x, axes=axes)
+                assert not any(type(p) is Partial for p in result.placements)
+                expected = np.fft.rfftn(values.sum(0), axes=axes)
+                assert np.allclose(result.full_array(), expected)
+        x = da.DistArray.from_local(values[2 * i + j].reshape(-1), mesh, [Partial(), Partial()])
+        result = da.fft.fft(x)
+        assert result.placements == (R, R)
+        assert np.allclose(result.full_array(), np.fft.fft(values.sum(0).reshape(-1)))
+
+    on_ranks(program)
+
+
 def test_results_are_alike_with_and_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     value = np.random.default_rng(0).normal(size=(6, 10))
     x = da.asarray(value)
