@@ -423,7 +423,7 @@ def svds(
     -----
     Eigenvectors of `A.T @ A`, or of `A @ A.T` if that is smaller, and the decomposition of their
     images: singular values below the root of the precision, times the largest one, have few digits.
-    Of those that are 0 but for rounding, vectors of the longer side are orthonormal and nothing else.
+    Of those that are 0 but for rounding, vectors of the longer side are orthonormal, no more.
 
     Distribution: that of `eigsh`, whose step applies A and its adjoint; then that of `svd` of a
     tall matrix of `k` columns.
