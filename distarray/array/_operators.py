@@ -11,7 +11,7 @@ import numpy as np
 import distarray.ops as ops
 from distarray.comm import _backend
 from distarray.core import BaseArray, Op, in_place, inplace_path, run_into, run_row
-from distarray.errors import DTypeError, ReadOnlyError
+from distarray.errors import DTypeError, ReadOnlyError, ShapeError
 
 _PLAIN_NUMBERS = frozenset((bool, int, float, complex))
 _TAKEN = (BaseArray, bool, int, float, complex, str, bytes, np.generic)
@@ -200,6 +200,10 @@ class Operators(BaseArray):
             raise DTypeError(
                 f"x @= y gives {result.dtype}, which does not go into an array of {self.dtype}; "
                 "write x = x @ y"
+            )
+        if result.shape != self.shape:
+            raise ShapeError(
+                f"x @= y gives shape {result.shape}, and x has {self.shape}; write x = x @ y"
             )
         try:
             ops.setitem(self, (...,), result)

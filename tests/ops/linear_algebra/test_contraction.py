@@ -321,6 +321,19 @@ def test_in_place_and_out_write_into_their_array() -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize(("shape", "other"), [((3,), (3,)), ((3, 3), (3, 1)), ((3, 3), (3,))])
+def test_in_place_product_of_another_shape_is_not_spread_over_the_array(
+    shape: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    def program() -> None:
+        x = distribute_array(np.ones(shape), init_device_mesh((4,)), [Shard(0)], src=None)
+        with pytest.raises(ShapeError, match="write x = x @ y"):
+            x @= np.full(other, 2.0)
+        agrees(x, np.ones(shape))
+
+    on_ranks(program)
+
+
 OUT: dict[str, Any] = {
     "matmul": lambda np, x, y, z: np.matmul(x, y, out=z),
     "dot": lambda np, x, y, z: np.dot(x, y, out=z),
