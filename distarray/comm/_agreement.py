@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from distarray.comm._source_lines import line_of_error
 from distarray.errors import CommunicationError, DistArrayError, MismatchError
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ def _failure(error: Exception, name: object) -> Failure:
         ours = DistArrayError.__module__
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ours)
         return Failure(kind, _text_of(error))
-    text = f"{name} failed there: {type(error).__name__}: {_text_of(error)}"
+    text = f"{name} failed there{line_of_error(error)}: {type(error).__name__}: {_text_of(error)}"
     return Failure(CommunicationError, text)
 
 

@@ -114,6 +114,7 @@ def test_an_error_without_a_text_reaches_every_rank() -> None:
             map_blocks(fails, x)
         if mesh.rank != 2:
             assert "MuteError: (it cannot be printed, for a KeyError)" in str(caught.value)
+            assert f"failed there at {__file__}, line " in str(caught.value)
         agrees(map_blocks(np.negative, x), -np.arange(8.0))
 
     on_ranks(program)

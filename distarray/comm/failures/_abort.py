@@ -44,11 +44,12 @@ from distarray.comm._launcher import (
     own_place,
     started_mpi,
 )
+from distarray.comm._source_lines import line_of
 from distarray.comm.failures._exit_status import watch_exit_status
 from distarray.comm.failures._liveness import Start
 from distarray.comm.failures._presence import Presence
 from distarray.comm.failures._waits import START, join_next, waiting
-from distarray.comm.failures._watchdog import Watchdog, line_of
+from distarray.comm.failures._watchdog import Watchdog
 from distarray.errors import CommunicationError
 
 # Not measured: launchers on busy machines take tenths of a second, a person waits for some seconds.

@@ -8,9 +8,7 @@ ranks of this node are in a deadlock (`_deadlock`), or one of them has died or g
 
 from __future__ import annotations
 
-import linecache
 import math
-import os
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from types import FrameType
 
 from distarray.comm._agreement import calls_hint
 from distarray.comm._settings import setting
+from distarray.comm._source_lines import line_of
 from distarray.comm.failures._deadlock import DeadlockSearch
 from distarray.comm.failures._liveness import Neighbours
 from distarray.comm.failures._presence import Presence
@@ -58,7 +57,6 @@ _EVERY = 0.5  # seconds between looks
 _GRACE = 2.0  # for those who watch the time themselves
 _SECONDS_ENDING = 10.0  # that it takes a rank to end all others, at most
 _SOON = 0.25  # seconds after which it is asked whether a wait is a hang
-_LIBRARIES = ("distarray", "numpy", "torch")  # whose lines say nothing about the program
 
 _OWN_THREADS = (
     *("distarray waits", "distarray-copy", "distarray checksums"),
@@ -249,20 +247,3 @@ def _message(who: str, wait: Wait, line: str, late: bool) -> str:
     because = f". {why[0].upper()}{why[1:]}" if why else ""
     must = "come to its first mesh" if is_start else f"make the same calls{calls_hint(wait.what)}"
     return f"{who} for {whom}{line} ({wait.what}){because}. {then}: every rank must {must}"
-
-
-def line_of(frame: FrameType | None) -> str:
-    """Return the line of the program that a thread is in, for a message; empty where none is."""
-    roots = [
-        str(Path(module.__file__).parent) + os.sep
-        for name in _LIBRARIES
-        if (module := sys.modules.get(name)) is not None and module.__file__
-    ]
-    while frame is not None and frame.f_code.co_filename.startswith(tuple(roots)):
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename == threading.__file__:
-        return ""
-    path = frame.f_code.co_filename
-    number = frame.f_lineno or frame.f_code.co_firstlineno  # between two lines it has none
-    text = linecache.getline(path, number).strip()
-    return f" at {path}, line {number}{f': {text}' if text else ''}"
