@@ -32,8 +32,8 @@ _GROUPS: Final = 8191  # MPI's tags reach to 32767 at least
 class Base:
     """The ranks of an MPI communicator, which groups are made from; nothing is sent through it.
 
-    Groups are made from the MPI world where it has all the ranks, so that the communicator may
-    be freed meanwhile.
+    Groups are made from the communicator, so that threads with one each may make theirs at the same
+    time, or, once it has been freed, from the MPI world, where that has all the ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -45,7 +45,9 @@ class Base:
         group, world = comm.Get_group(), mpi.COMM_WORLD.Get_group()
         numbers = group.Translate_ranks(None, world)
         known = self._in_world = mpi.UNDEFINED not in numbers
-        self._parent: MPI.Intracomm = mpi.COMM_WORLD if known else comm
+        self._parent: MPI.Intracomm = comm
+        self._is_world = comm == mpi.COMM_WORLD
+        self._kind = "communicator" if self._is_world else "communicator of another"
         self._numbers = numbers if known else list(self.ranks)
         group.Free()
         world.Free()
@@ -55,6 +57,11 @@ class Base:
     def forget(self) -> None:
         """Make no more groups."""
         self._parent = FORKED
+
+    def leave_comm(self) -> None:
+        """Make further groups from the MPI world, as the communicator is being freed."""
+        if self._in_world and self._parent is not FORKED:
+            self._parent = import_mpi().COMM_WORLD
 
     def group(self, ranks: tuple[int, ...]) -> Group:
         """Return the group of some ranks, this one among them; the same one every time."""
@@ -66,16 +73,22 @@ class Base:
 
     def create(self, ranks: tuple[int, ...], kind: int) -> tuple[MPI.Intracomm, str]:
         """Return a new communicator of some ranks, and its name; collective over these."""
-        everyone = self._parent.Get_group()
-        members = self.world_ranks(ranks)
+        mpi = import_mpi()
+        parent = self._parent
+        members = self.world_ranks(ranks) if parent == mpi.COMM_WORLD else ranks
+        everyone = parent.Get_group()
         chosen = everyone.Incl(members)
-        meeting = self.meeting(ranks, f"communicator {kind}")
-        name = f"{kind}.{meeting.number}" if meeting is not None else ""
+        meeting = self.meeting(ranks, f"{self._kind} {kind}")
         # Threads may make communicators of different ranks at the same time.
         tag = zlib.crc32(repr(list(members)).encode()) % _GROUPS * _KINDS + kind
         try:
             with waiting(self.first_call(ranks), meeting):
-                return self._parent.Create_group(chosen, tag), name
+                comm = parent.Create_group(chosen, tag)
+                if meeting is None:
+                    return comm, ""
+                # Threads make those of other communicators in any order.
+                number = meeting.number if self._is_world else comm.bcast(meeting.number)
+                return comm, f"{self._kind} {kind}.{number}"
         finally:
             chosen.Free()
             everyone.Free()
@@ -108,6 +121,8 @@ class Group:
     node; both are None where there is nothing to tell.
     """
 
+    finds_gone = False
+
     def __init__(self, base: Base, ranks: tuple[int, ...]) -> None:
         self.base = base
         self.ranks = ranks
@@ -122,7 +137,7 @@ class Group:
         self._own: MPI.Intracomm | None = None
         self._name = ""
         self._place = ""
-        self._calls = 0
+        self._calls = 1  # that made the communicator
         self._exported: MPI.Intracomm | None = None
         self._envelopes: Envelopes | None = None
         self._background: Group | None = None
@@ -154,7 +169,7 @@ class Group:
 
     @property
     def joined(self) -> int:
-        """How many collective calls of MPI this rank has made, through ``mpi``."""
+        """How many collective calls of MPI this rank has made through ``mpi``, and to make it."""
         return self._calls
 
     def next_call(self) -> Meeting | None:

@@ -125,6 +125,10 @@ class MPICommunicator(Communicator):
         """The number of each in the MPI world; here, where that lacks some."""
         return self._group.world_ranks
 
+    def leave_comm(self) -> None:
+        """Make further groups without the communicator that this one was made from."""
+        self._group.base.leave_comm()
+
     # --- calls of MPI ----------------------------------------------------------------------------
 
     def _call(self, name: str, blocking: bool, buffer: Buffer, *arguments: Any) -> Request:
@@ -590,7 +594,8 @@ def based_on(comm: Any) -> MPICommunicator:
     world()
     with _lock:
         if _keyval is None:
-            _keyval = mpi.Comm.Create_keyval()
+            # when the program frees it
+            _keyval = mpi.Comm.Create_keyval(delete_fn=lambda _, __, found: found.leave_comm())
         found: MPICommunicator | None = comm.Get_attr(_keyval)
         if found is None:
             base = Base(comm)

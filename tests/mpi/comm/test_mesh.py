@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -89,6 +91,26 @@ def test_mesh_over_a_communicator_of_the_user_outlives_it(mpi):
     assert mesh.communicator().all_gather_object(mpi.COMM_WORLD.rank) == members
     assert init_device_mesh((1,), comm=mpi.COMM_SELF).rank == 0
     assert init_device_mesh((1,), comm=mpi.COMM_WORLD) is init_device_mesh((1,))
+
+
+def test_threads_with_a_communicator_each_make_first_calls_in_any_order(mpi):
+    c = world()
+    copies = [mpi.COMM_WORLD.Dup() for _ in range(2)]
+    meshes = [init_device_mesh((c.size,), comm=copy) for copy in copies]
+    seen = {}
+
+    def meet(i):
+        seen[i] = meshes[i].communicator().all_gather_object(i)
+
+    threads = [threading.Thread(target=meet, args=(i,)) for i in range(2)]
+    for thread in threads if c.rank % 2 else reversed(threads):
+        thread.start()
+        time.sleep(0.2)
+    for thread in threads:
+        thread.join()
+    assert seen == {i: [i] * c.size for i in range(2)}
+    for copy in copies:
+        copy.Free()
 
 
 def test_communicators_that_cannot_carry_a_mesh_are_refused(mpi):
