@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _BYTES_AT_MOST: Final = 1 << 16  # of a message
 _SAID_AT_MOST: Final = 300  # characters of what a rank does, and of its line
 _RANKS_AT_MOST: Final = 1024  # that it says it waits for
+_BITS_AT_MOST: Final = 63  # of a number of meetings
 
 _LEAVES: Final = b"leaves"
 _NEVER: Final = b"never"  # the same of one that has not started MPI
@@ -85,9 +86,10 @@ class Presence:
     def go(self) -> None:
         """Say that this rank will join no more meetings, and which it has joined."""
         with contextlib.suppress(OSError):  # too many, or no such names: nobody learns of it then
-            for place, number in _waits.joined.items():
-                for i in range(1, number + 1):
-                    self._take(self._name(self.rank, _digest(place, i)))
+            for place, number in _waits.count_joined().items():
+                for bit in range(number.bit_length()):
+                    if number >> bit & 1:
+                        self._take(self._name(self.rank, _digest(place, bit)))
             self._take(self._name(self.rank, "gone"))
 
     def _take(self, name: str) -> None:
@@ -101,21 +103,24 @@ class Presence:
         taken.detach()
 
     def gone_without(self, meeting: Meeting) -> list[int]:
-        """Return the ranks of a meeting that have gone, and have not joined it.
-
-        Those that are counted elsewhere have means of their own to find that out.
-        """
-        if _waits.counts_itself(meeting.place):
+        """Return the ranks of a meeting that have gone, and have not joined it."""
+        rounds = _waits.rounds_of(meeting.place)
+        if rounds is not None and rounds.finds_gone:
             return []
-        joined = _digest(meeting.place, meeting.number)
         with _new_socket() as looking:
             return [
                 rank
                 for rank in meeting.ranks
                 if rank != self.rank
                 and _is_taken(looking, self._name(rank, "gone"))
-                and not _is_taken(looking, self._name(rank, joined))
+                and (number := self._joined_by(rank, meeting.place, looking)) < meeting.number
+                and (number or rounds is None)  # it may have forgotten what counted itself
             ]
+
+    def _joined_by(self, rank: int, place: str, looking: socket.socket) -> int:
+        """Return how many meetings at a place a rank that has gone had joined; 0: not known."""
+        names = [self._name(rank, _digest(place, bit)) for bit in range(_BITS_AT_MOST)]
+        return sum(1 << bit for bit, name in enumerate(names) if _is_taken(looking, name))
 
     # --- messages --------------------------------------------------------------------------------
 

@@ -40,6 +40,9 @@ class Meeting(NamedTuple):
 class Rounds(Protocol):
     """A series of meetings that counts them itself."""
 
+    finds_gone: bool
+    """Whether a rank that waits for the next one finds out by itself who has gone without it."""
+
     @property
     def joined(self) -> int:
         """The number of those that this rank has joined."""
@@ -66,9 +69,15 @@ def count_by(place: str, rounds: Rounds) -> None:
     weakref.finalize(rounds, _over.add, place).atexit = False
 
 
-def counts_itself(place: str) -> bool:
-    """Tell whether something counts the meetings at a place itself."""
-    return place in _rounds
+def rounds_of(place: str) -> Rounds | None:
+    """Return what counts the meetings at a place itself, if something does."""
+    return _rounds.get(place)
+
+
+def count_joined() -> dict[str, int]:
+    """Return how many meetings of each series this rank has joined, for those who wait there."""
+    counted = [(place, rounds) for place, rounds in _rounds.items() if not rounds.finds_gone]
+    return joined | {place: rounds.joined for place, rounds in counted}
 
 
 def has_joined(place: str, number: int) -> bool:

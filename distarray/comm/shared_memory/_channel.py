@@ -111,6 +111,8 @@ class Channel:
     whether every rank of the communicator is on it.
     """
 
+    finds_gone = True
+
     def __init__(
         self,
         members: tuple[int, ...],

@@ -47,14 +47,15 @@ def test_ranks_that_wait_for_each_other_on_different_meshes_get_an_error(before)
 
 
 @pytest.mark.timeout(120)
-def test_ranks_that_are_late_or_soon_at_their_end_are_waited_for():
+@pytest.mark.parametrize("shared", ["0", "1"])
+def test_ranks_that_are_late_or_soon_at_their_end_are_waited_for(shared):
     program = (
         "if rank == 1: time.sleep(2.5)\n"
         "rank < 2 and meet(first)\n"
         "if rank == 2: time.sleep(4.5)\n"
         "mesh.communicator().barrier()\n"  # ranks 0 and 1 wait for long, then end at once
     )
-    ended = launch(f"{MESH}\n{program}")
+    ended = launch(f"{MESH}\n{program}", DISTARRAY_SHARED_MEMORY=shared)
     assert ended.status == 0, ended.said
     assert ended.said == ""
 

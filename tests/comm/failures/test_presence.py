@@ -53,6 +53,32 @@ def test_a_rank_that_has_gone_is_missed_only_where_it_has_not_been(apart):
     assert here.gone_without(meeting._replace(number=2, ranks=(0, 2))) == []
 
 
+@pytest.mark.parametrize(("joined", "finds_gone"), [(1, False), (1000, False), (1000, True)])
+def test_a_rank_that_has_gone_is_missed_in_calls_that_count_themselves(apart, joined, finds_gone):
+    class Calls:
+        def __init__(self):
+            self.joined, self.finds_gone = joined, finds_gone
+
+    here, there = apart(0), apart(1)
+    calls = Calls()
+    _waits.count_by("calls", calls)
+    there.go()
+    meeting = Meeting("calls", joined, (0, 1, 2))
+    assert here.gone_without(meeting) == []
+    assert here.gone_without(meeting._replace(number=joined + 1)) == ([] if finds_gone else [1])
+
+
+def test_a_rank_that_has_gone_is_not_missed_in_calls_that_it_has_forgotten(apart):
+    class Calls:
+        joined, finds_gone = 3, False
+
+    here, there = apart(0), apart(1)
+    there.go()
+    calls = Calls()  # only the rank that waits still has it
+    _waits.count_by("forgotten", calls)
+    assert here.gone_without(Meeting("forgotten", 4, (0, 1))) == []
+
+
 def test_only_a_rank_whose_name_is_free_and_that_has_not_said_so_has_died(apart, monkeypatch):
     monkeypatch.setattr(_liveness, "_SECONDS_DEAD", 0.2)
     here, leaving, dying, living = (apart(rank) for rank in range(4))
