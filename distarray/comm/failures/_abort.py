@@ -150,11 +150,12 @@ def _announce_end(process: int) -> None:
         return
     _present(place).go()
     ranks = range(place.size)
-    if _watched is not None:
-        _present(place).leave(ranks, 0, _SECONDS_TO_COME)
-    elif started_mpi() is None and is_all_of_rank():
-        others = count_ranks_here(*place) - 1
-        _present(place).leave(ranks, others, _SECONDS_TO_COME, False)
+    with contextlib.suppress(OSError):  # no descriptor is left: nobody learns of it then
+        if _watched is not None:
+            _present(place).leave(ranks, 0, _SECONDS_TO_COME)
+        elif started_mpi() is None and is_all_of_rank():
+            others = count_ranks_here(*place) - 1
+            _present(place).leave(ranks, others, _SECONDS_TO_COME, False)
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ ranks of this node are in a deadlock (`_deadlock`), or one of them has died or g
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
@@ -130,7 +131,8 @@ class Watchdog:
             now = list(waits.items())
             self._tell_long_waits(now)
             if self._presence is not None:
-                self._end_hangs(now)
+                with contextlib.suppress(OSError):  # no descriptor is left now: it looks again
+                    self._end_hangs(now)
 
     def _tell_long_waits(self, now: list[tuple[int, Wait]]) -> None:
         self._told.intersection_update((thread, wait.since) for thread, wait in now)

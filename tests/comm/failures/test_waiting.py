@@ -54,6 +54,27 @@ def test_a_long_wait_is_told_once_and_ends_well():
     assert "rank 0 of 3 has waited" not in ended.said
 
 
+def test_a_rank_without_free_descriptors_is_watched_again_once_it_has_some():
+    program = (
+        f"{ARRAY}\nimport os, resource, threading\nfloat(x.sum())\n"
+        "limits = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "if rank == 1:\n"
+        "    taken = []\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))\n"
+        "    try:\n"
+        "        while True: taken.append(open('/dev/null'))\n"
+        "    except OSError:\n"
+        "        time.sleep(3)\n"
+        "    del taken\n"
+        "watched = any(thread.name == 'distarray waits' for thread in threading.enumerate())\n"
+        "print(f'{float(x.max())} at its end, watched: {watched}')"
+    )
+    ended = launch(program)
+    assert ended.status == 0, ended.said
+    assert ended.said.count("5.0 at its end, watched: True") == 3, ended.said
+    assert "xception" not in ended.said
+
+
 @pytest.mark.parametrize(("told", "seconds"), [("", 1800), ("0", math.inf), ("none", math.inf)])
 def test_there_is_a_limit_unless_it_is_turned_off(told, seconds, monkeypatch):
     monkeypatch.setenv("DISTARRAY_TIMEOUT", told)
