@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from distarray.typing import Buffer, Shape
 
 _FEW = 32
 """Items of which Python finds the least and the greatest sooner than NumPy."""
+
+
+_INDICES_AT_MOST: Final = 63
+"""Of NumPy's iterators, which have one operand more: blocks are written into by it."""
 
 
 class Index(NamedTuple):
@@ -88,8 +92,9 @@ def parse(key: Any, shape: Shape) -> Advanced:
     Raises
     ------
     IndexingError
-        If the key is for more axes than there are, has two `...`, an integer that is out of range,
-        a mask that has another length than its axis, or an entry of another kind.
+        If the key is for more axes than there are, or for more than blocks index by arrays, has
+        two `...`, an integer that is out of range, a mask that has another length than its axis, or
+        an entry of another kind.
     ArgumentError
         If the rows of a list have different lengths.
 
@@ -143,6 +148,12 @@ def _key_of(entries: tuple[Any, ...], shape: Shape) -> AdvancedKey:
         indices.append(Index(axis, ndim, operand, operand is not None and entry[0]))
         places.append(place)
         axis += ndim
+    count = sum(index.ndim for index in indices)
+    if count > _INDICES_AT_MOST:
+        raise IndexingError(
+            f"the key indexes {count} axes by arrays, and integers beside these, of which blocks "
+            f"take {_INDICES_AT_MOST} at most; write slices for some, as 0:1"
+        )
     view = tuple(len(item) if type(item) is range else 1 for item in items)
     together = bool(places) and places[-1] - places[0] == len(places) - 1
     place = indices[0].axis if together else 0

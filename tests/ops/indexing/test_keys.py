@@ -234,6 +234,17 @@ def test_keys_that_do_not_fit_are_refused_as_in_numpy(key: Any) -> None:
         parse(key, x.shape)
 
 
+@pytest.mark.parametrize("key", [([0],) * 64, ([True],) * 64, ([0], *[0] * 63)])
+def test_keys_of_more_arrays_than_numpy_takes_are_refused(key: Any) -> None:
+    x = np.ones((1,) * 64)
+    if type(key[-1]) is list:  # of integers NumPy makes no arrays, and we do
+        with pytest.raises(IndexError):
+            x[key] = 1
+    with pytest.raises(IndexingError, match="64 axes"):
+        parse(key, x.shape)
+    assert parse((*key[:63], slice(None)), x.shape).key.result_shape((1,)) == (1, 1)
+
+
 def test_ragged_lists_are_refused_as_in_numpy() -> None:
     with pytest.raises(ValueError):
         np.zeros((3, 3))[[[1], [1, 2]]]
