@@ -52,6 +52,7 @@ from distarray.torch.following._rules import (
     needs_items,
     put,
     rule_of,
+    tell_length,
 )
 from distarray.torch.training import ORIGINALS
 
@@ -186,6 +187,7 @@ class Following(Pausing):
             raise _refusal(*worked, where="")
         _check_beside(call)
         call = sum_gradients(call)
+        tell_length(call)
         if drawing:
             result = draw(call)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -410,6 +411,24 @@ def _torn(call: Call, x: torch.Tensor) -> frozenset[int]:
     after = (*x.shape[:start], *map(int, sizes), *x.shape[end:])
     placed = own_placed(x)
     return torn_axes(tuple(x.shape), after, len(placed.parts) if placed else 0)
+
+
+def tell_length(call: Call) -> None:
+    """Tell a reshape of no items the length, -1, that torch could not tell.
+
+    It is told from the other lengths, as on a rank that has items: a rank may have no heads, but
+    their features are as many as elsewhere, ``q.reshape(*q.shape[:-1], -1, 2)``.
+    """
+    x, sizes = call.first, call.args[1:]
+    if call.rule.name not in ("view", "reshape") or not isinstance(x, torch.Tensor) or x.numel():
+        return
+    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
+        sizes = tuple(sizes[0])
+    if not all(isinstance(size, int) for size in sizes) or not {0, -1} <= set(sizes):
+        return
+    length, rest = divmod(prod(n or 1 for n in x.shape), -prod(n or 1 for n in sizes))
+    if not rest:
+        call.args = (x, tuple(length if size == -1 else size for size in sizes))
 
 
 def _by_largest(call: Call, x: torch.Tensor) -> frozenset[int]:

@@ -225,7 +225,7 @@ def _nested_placement(inner: Placed | None, layout: Layout) -> Placed:
     outer: Any = layout.mesh
     mesh = common_mesh("fully_shard", [outer, inner.layout.mesh])
     lifted = lift(inner.layout, mesh)
-    if torn_among(inner) == 1:  # parts that are whole are no parts
+    if inner.parts and torn_among(inner) == 1:  # parts that are whole are no parts
         inner = Placed(inner.layout)
     (*_, cut), (*_, position) = layout.placements, mesh.axes_of(outer)
     placements = list(lifted.placements)

@@ -49,6 +49,8 @@ class Wrapping:
         calls within calls leave nothing behind.
     follows
         Whether layouts are followed through ``forward``.
+    hides
+        Whether modes that are open see nothing of ``forward``.
     """
 
     forward: Any = None
@@ -57,6 +59,7 @@ class Wrapping:
     arounds: tuple[Callable[..., Any], ...] = ()
     outputs: tuple[Callable[..., Any], ...] = ()
     follows: bool = False
+    hides: bool = False
 
 
 def extend(module: nn.Module, **functions: Callable[..., Any]) -> None:
@@ -75,8 +78,13 @@ def extend(module: nn.Module, **functions: Callable[..., Any]) -> None:
 def follow_layouts(module: nn.Module) -> None:
     """Let layouts be followed in the forward of a module that holds parallelized ones."""
     wrapping = wrapping_of(module)
-    if type(module).forward is not nn.Module.forward and not wrapping.follows:
+    if type(module).forward is not nn.Module.forward and not (wrapping.follows or wrapping.hides):
         _install(module, replace(wrapping, follows=True))
+
+
+def hide_forward(module: nn.Module) -> None:
+    """Let no mode that is open see what a module computes: its style says how that is placed."""
+    _install(module, replace(wrapping_of(module), hides=True))
 
 
 def wrapping_of(module: nn.Module) -> Wrapping:
@@ -117,7 +125,7 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
 
     What a class of torch's computes for a style the mode that follows layouts does not see.
     """
-    hidden = stock and wrapping.forward is None and not wrapping.follows
+    hidden = wrapping.hides or (stock and wrapping.forward is None and not wrapping.follows)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if hidden and function_mode_depth():

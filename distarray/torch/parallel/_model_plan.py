@@ -1,57 +1,30 @@
 """The plan that a model of Hugging Face's has of itself, in parallel styles.
 
-Such a model names its modules and, for each, a word that says how it is cut. How many features
-belong together the words do not say: a rank's query heads are those of its keys, so everything
-that an attention has cut is dealt out in as many units as there are heads of keys.
+Such a model names its modules and, for each, a word that says how it is cut; parameters, too, those
+of experts and the sinks of attentions. How many features belong together the words do not say: a
+rank's query heads are those of its keys, so everything that an attention has cut is dealt out in as
+many units as there are heads of keys.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Partial, Placement, Replicate
-from distarray.torch._moves import redistribute
+from distarray.layout import Partial, Replicate
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._parallelize import fits
-from distarray.torch.parallel._parameters import distribute_buffer
 from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle
+from distarray.torch.parallel._whole import ExpertsParallel, IdentityParallel, WholeParallel
 
 _R = Replicate()
 Spec = tuple[type[ParallelStyle], dict[str, Any]]
 """A style, and what it is made with."""
-
-
-class WholeParallel(ParallelStyle):
-    """Keep a module's parameters and buffers whole, as is known where they meet shards.
-
-    There their gradients are added up: so those of a norm over each head. What an embedding gives
-    all ranks have, since they have the same words.
-
-    Parameters
-    ----------
-    grad_placements
-        How gradients of the output arrive: ``[Partial()]`` where all that follows is cut.
-    """
-
-    def __init__(self, grad_placements: Sequence[Placement] | None = None) -> None:
-        self.grad_placements = grad_placements
-
-    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        """Give all ranks the module's parameters and buffers."""
-        for name, _ in module.named_parameters(recurse=False):
-            self.distribute(module, name, mesh, [_R])
-        for name, _ in module.named_buffers(recurse=False):
-            distribute_buffer(module, name, mesh, [_R])
-        if isinstance(module, nn.Embedding) or self.grad_placements:
-            told: Any = {"grad_placements": self.grad_placements}
-            self.on_output(module, lambda _, y: redistribute(y, mesh, [_R], [_R], **told))
 
 
 _WHOLE: Spec = (WholeParallel, {})
@@ -70,8 +43,15 @@ _WORDS: dict[str, Spec] = {
     "embedding_colwise": (ColwiseParallel, {"output_layouts": _R}),
     **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), _WHOLE),
     "mla_kv_a_proj": (WholeParallel, {"grad_placements": [Partial()]}),
+    **dict.fromkeys(("moe_tp_experts", "all_reduce"), (ExpertsParallel, {})),
+    "moe_identity_expert": (IdentityParallel, {}),
+    "local_params": _WHOLE,
 }
 """The words that styles carry out; of ``parts``, how many equal ones are fused."""
+_HOLDING = ("moe_tp_experts", "all_reduce", "local_params")
+"""Words of modules some of whose own parameters have words: the first two add up their outputs."""
+_AXES = {"colwise": -2, "packed_colwise": -2, "rowwise": -1, "packed_rowwise": -1}
+"""Words of such parameters, and the axis that these cut."""
 
 _SIZES = ("head_dim", "head_size", "attention_head_size")
 _COUNTS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "num_heads")
@@ -102,8 +82,8 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
     Raises
     ------
     ArgumentError
-        The model has no plan, or one with words that no style here carries out (experts, for
-        instance), or features that cannot be dealt out by heads.
+        The model has no plan, or one with words that no style here carries out (such as those that
+        give each rank some of the experts), or features that cannot be dealt out by heads.
 
     Examples
     --------
@@ -122,14 +102,22 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
         raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(model).__name__}")
     words, modules = _words_of(model), dict(model.named_modules())
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    holding = [
+        name for k, word in words.items() if word in _HOLDING for name in _fitting(modules, k)
+    ]
     chosen: dict[str, Spec] = {}
+    cuts: dict[str, dict[str, str]] = {}
     refused: dict[str, str] = {}
     for pattern, word in words.items():
-        matched = [name for name in modules if fits(name, pattern)]
         if word in _WORDS:
-            chosen.update(dict.fromkeys(matched, _WORDS[word]))
-        if word not in _WORDS if matched else any(fits(name, pattern) for name in parameters):
+            chosen.update(dict.fromkeys(_fitting(modules, pattern), _WORDS[word]))
+        elif _fitting((*modules, *parameters), pattern):
             refused[pattern] = word
+        for parent, _, name in (one.rpartition(".") for one in _fitting(parameters, pattern)):
+            if parent in holding and word in _AXES:
+                cuts.setdefault(parent, {})[name] = word
+            else:
+                refused[pattern] = word
     if refused:
         raise ArgumentError(
             f"the plan of {type(model).__name__} has entries that no style carries out: {refused}. "
@@ -138,6 +126,11 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
             "ParallelStyle of your own that you add to what plan_of returns"
         )
     specs = {name: _with_heads(modules, name, chosen) for name in chosen}
+    for name in holding:
+        kind, told = specs[name]
+        cut = _cut_experts if kind is ExpertsParallel else _cut_heads
+        found = cut(modules, name, cuts.get(name, {}), chosen)
+        specs[name] = kind, told | {"cuts": found}
     specs |= dict(_tied(modules, specs))
     for name, module in modules.items():
         if next(module.parameters(recurse=False), None) is not None:
@@ -189,9 +182,16 @@ def _with_heads(modules: Mapping[str, Any], name: str, chosen: Mapping[str, Spec
     if "parts" in told:
         told = {"parts": (features,) * told["parts"]}
     parent = name.rpartition(".")[0]
-    attention = modules[parent]
-    if not any(hasattr(attention, key) for key in (*_SIZES, *_COUNTS, "num_key_value_groups")):
+    if not any(hasattr(modules[parent], k) for k in (*_SIZES, *_COUNTS, "num_key_value_groups")):
         return kind, told
+    return kind, {**told, "unit": _unit(modules, parent, chosen, name, features)}
+
+
+def _unit(
+    modules: Mapping[str, Any], parent: str, chosen: Mapping[str, Spec], name: str, features: int
+) -> int:
+    """Return how many features of an attention stay together: those of all that share a key."""
+    attention = modules[parent]
     beside = (_features(modules[k], v) for k, v in chosen.items() if k.rpartition(".")[0] == parent)
     config = next((c for m in _upwards(modules, parent) if (c := getattr(m, "config", None))), None)
     size, count = (_number((attention, config), names) for names in (_SIZES, _COUNTS))
@@ -206,7 +206,55 @@ def _with_heads(modules: Mapping[str, Any], name: str, chosen: Mapping[str, Spec
             f"{type(attention).__name__} of heads of size {size}. Leave it out of model.tp_plan, "
             "and add a style with the unit= of its heads to what plan_of returns"
         )
-    return kind, {**told, "unit": features // heads}
+    return features // heads
+
+
+def _cut_heads(
+    modules: Mapping[str, Any], name: str, words: Mapping[str, str], chosen: Mapping[str, Spec]
+) -> dict[str, Any]:
+    """Return how an attention's own parameters are cut, which have an item for each head."""
+    found = {}
+    for key, word in words.items():
+        parameter = getattr(modules[name], key)
+        axis = max(parameter.ndim + _AXES[word], 0)
+        unit = _unit(modules, name, chosen, f"{name}.{key}", parameter.shape[axis])
+        found[key] = {"axis": axis, "unit": unit}
+    return found
+
+
+def _cut_experts(
+    modules: Mapping[str, Any], name: str, words: Mapping[str, str], _: object
+) -> dict[str, Any]:
+    """Return how the weights of experts are cut: along the features that each has inside.
+
+    A weight with twice as many has a gate and what it scales, one after the other or in turns.
+    """
+    experts = modules[name]
+    whole = {k for k, _ in experts.named_parameters()} - words.keys()
+    if whole or not words:
+        raise ArgumentError(
+            f"{name} is a {type(experts).__name__} whose output the ranks add up, with parameters "
+            f"that the plan does not cut ({sorted(whole)}), of which each would add the whole; "
+            "leave it and its parameters out of model.tp_plan, or add a ParallelStyle of your own"
+        )
+    axes = {k: getattr(experts, k).ndim + _AXES[word] for k, word in words.items()}
+    sizes = {k: getattr(experts, k).shape[axis] for k, axis in axes.items()}
+    inside, found = min(sizes.values()), {}
+    for k, size in sizes.items():
+        found[k] = {"axis": axes[k]}
+        if size == 2 * inside:
+            in_turns = getattr(experts, "is_concatenated", True) is False
+            found[k] |= {"unit": 2} if in_turns else {"parts": (inside, inside)}
+        elif size != inside:
+            raise ArgumentError(
+                f"{name} has experts with {sizes} features inside, which cannot be cut alike; "
+                "leave it and its parameters out of model.tp_plan"
+            )
+    return found
+
+
+def _fitting(names: Iterable[str], pattern: str) -> list[str]:
+    return [name for name in names if fits(name, pattern)]
 
 
 def _number(sources: tuple[Any, ...], names: tuple[str, ...]) -> int:
@@ -241,6 +289,6 @@ def _by_patterns(modules: Mapping[str, Any], specs: Mapping[str, Spec]) -> dict[
     found: dict[str, Spec] = {}
     for name, spec in specs.items():
         pattern = ".".join("*" if part.isdecimal() else part for part in name.split("."))
-        alike = all(specs.get(other) == spec for other in modules if fits(other, pattern))
+        alike = all(specs.get(other) == spec for other in _fitting(modules, pattern))
         found[pattern if alike else name] = spec
     return found

@@ -46,8 +46,24 @@ class Attention(nn.Module):
         q, k = self.q_norm(self.q(x).view(shape)), self.k_norm(self.k(x).view(shape))
         q, k, v = (one.transpose(1, 2) for one in (q, k, self.v(x).view(shape)))
         k, v = (one.repeat_interleave(self.num_key_value_groups, 1) for one in (k, v))
-        weights = (q @ k.transpose(2, 3) * self.scale).softmax(-1)
+        weights = self.weigh(q @ k.transpose(2, 3) * self.scale)
         return self.o((weights @ v).transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+    def weigh(self, scores):
+        return scores.softmax(-1)
+
+
+class Sinking(Attention):
+    """Attention with a parameter for each head, as gpt-oss has it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.sinks = nn.Parameter(torch.linspace(0, 1, config.num_attention_heads))
+
+    def weigh(self, scores):
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], -1)
+        scores = torch.cat([scores, sinks], -1)
+        return (scores - scores.max(-1, keepdim=True).values).softmax(-1)[..., :-1]
 
 
 class Layer(nn.Module):
@@ -227,8 +243,12 @@ def test_words_that_no_style_carries_out_are_an_error_with_the_entries():
         "body.layers.*.down": "rowwise",
         "head": "ep_router",
         "body.layers.*.gates.bias": "grouped_gemm",
+        "body.layers.*.down.bias": "colwise",  # of a module without a word for such
     }
-    entries = r"'head': 'ep_router', 'body.layers.\*.gates.bias': 'grouped_gemm'"
+    entries = (
+        r"'head': 'ep_router', 'body.layers.\*.gates.bias': 'grouped_gemm', "
+        r"'body.layers.\*.down.bias': 'colwise'"
+    )
 
     def program():
         with pytest.raises(ArgumentError, match=entries):
@@ -260,6 +280,129 @@ def test_an_embedding_with_parameters_beside_its_weight_is_an_error():
     model = small()
     model.body.table.norm = nn.LayerNorm(8)
     with pytest.raises(ArgumentError, match=r"body\.table is a Scaled with parameters beside"):
+        dt.plan_of(model)
+
+
+# --- parameters that are cut by name --------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Experts that items are routed to, as models of transformers have them."""
+
+    def __init__(self, inside=7, in_turns=False, transposed=False, gates=2):
+        super().__init__()
+        self.is_concatenated, self.transposed, self.gates = not in_turns, transposed, gates
+        shapes = (3, inside * gates, 8), (3, 8, inside)
+        shapes = [(a, c, b) if transposed else (a, b, c) for a, b, c in shapes]
+        self.up, self.down = (nn.Parameter(torch.randn(shape) / 3) for shape in shapes)
+        self.same = nn.Identity()
+        self.register_buffer("factor", torch.tensor(1.5))
+
+    def forward(self, x, chosen, weights):
+        found = torch.zeros_like(x)
+        for expert in range(4):
+            rows, place = torch.where(chosen == expert)
+            y = self.same(x[rows]) if expert == 3 else self.run(x[rows], expert)
+            found.index_add_(0, rows, y * weights[rows, place, None])
+        return found
+
+    def run(self, x, expert):
+        up, down = (w[expert] if self.transposed else w[expert].T for w in (self.up, self.down))
+        y = x @ up
+        if self.gates == 2:
+            gate, y = y.chunk(2, -1) if self.is_concatenated else (y[:, ::2], y[:, 1::2])
+            y = nn.functional.silu(gate) * y
+        return self.factor * (y @ down)
+
+
+class Routed(nn.Module):
+    def __init__(self, **kinds):
+        super().__init__()
+        self.table, self.head = nn.Embedding(13, 8), nn.Linear(8, 13)
+        sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 2}
+        self.attention = Sinking(SimpleNamespace(**sizes))
+        self.router, self.experts = nn.Linear(8, 4), Experts(**kinds)
+        column, row = ("rowwise", "colwise") if self.experts.transposed else ("colwise", "rowwise")
+        packed = self.experts.is_concatenated and self.experts.gates == 2
+        self.tp_plan = {
+            **{f"attention.{name}": "colwise" for name in "qkv"},
+            "attention.o": "rowwise",
+            "attention": "local_params",
+            "attention.sinks": "colwise",
+            "experts": "moe_tp_experts",
+            "experts.up": f"packed_{column}" if packed else column,
+            "experts.down": row,
+            "experts.same": "moe_identity_expert",
+        }
+
+    def forward(self, input_ids, labels=None):
+        x = self.table(input_ids)
+        x = x + self.attention(x)
+        flat = x.flatten(0, 1)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        logits = self.head(x + self.experts(flat, chosen, weights=weights).view(x.shape))
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def routed(seed=0, **kinds):
+    torch.manual_seed(seed)
+    return Routed(**kinds).double()
+
+
+KINDS = {
+    "gate and scaled": {},
+    "in turns": {"in_turns": True},
+    "transposed": {"transposed": True},
+    "no gate": {"gates": 1},
+    "a rank has none": {"inside": 2},
+    "eights": {"inside": 24},
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_are_cut_inside_and_sinks_go_with_their_heads(kind, ranks):
+    layouts = compare(ranks, routed(ranks, **KINDS[kind]))
+    sinks, key = layouts["attention.sinks"], layouts["attention.k.weight"]
+    assert sinks.partition(0).offsets == key.partition(0).offsets  # 2 sinks and 2 features a key
+    up, down = layouts["experts.up"], layouts["experts.down"]
+    axis = 2 if kind == "transposed" else 1
+    gates = KINDS[kind].get("gates", 2)
+    assert [gates * n for n in down.partition(3 - axis).offsets] == [*up.partition(axis).offsets]
+    assert layouts["router.weight"].is_replicated
+    if kind == "eights":
+        assert all(n % 8 == 0 for n in down.partition(2).offsets)
+
+
+def test_experts_work_beside_fully_sharded_parameters_and_load_anywhere():
+    model = routed()
+    expected = train(copy.deepcopy(model))
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        twin = copy.deepcopy(model)
+        dt.parallelize_module(twin, mesh["tp"], dt.plan_of(twin))
+        dt.fully_shard(twin.experts, mesh["dp"])
+        dt.fully_shard(twin, mesh["dp"])
+        found = train(twin)
+        for name, x in expected.items():
+            assert_close(found[name], x, expected.values(), what=name)
+        alone = routed(1)
+        alone.load_state_dict(dt.state_dict(twin))
+        assert_close(alone.experts.up.detach(), expected["experts.up"], what="up")
+
+    simulate(4, program, timeout=100)
+
+
+def test_experts_whose_outputs_cannot_be_added_up_are_an_error():
+    model = routed()
+    model.experts.bias = nn.Parameter(torch.zeros(3, 8))
+    with pytest.raises(ArgumentError, match=r"Experts whose output .* does not cut \(\['bias'\]\)"):
+        dt.plan_of(model)
+    model = routed()
+    model.experts.up = nn.Parameter(torch.zeros(3, 15, 8))
+    with pytest.raises(ArgumentError, match=r"{'up': 15, 'down': 7} features inside"):
         dt.plan_of(model)
 
 
@@ -304,6 +447,16 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 5,
 }
+ROUTED = {
+    "num_experts": 3,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 6,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "experts_implementation": "eager",
+}
 MODELS = {
     "Llama": {},
     "Qwen3": {"tie_word_embeddings": True},
@@ -312,19 +465,12 @@ MODELS = {
     "Gemma3": {},
     "GPTNeoX": {},
     "MiniCPM3": {"head_dim": 4, "num_key_value_heads": 4, **LATENT},
+    "Mixtral": ROUTED,
+    "Qwen3Moe": ROUTED,
+    "DeepseekV3": ROUTED | LATENT | {"head_dim": 4, "num_key_value_heads": 4},
+    "Llama4": ROUTED,  # a rank has none of 2 keys: its features become complex numbers
+    "MiMoV2Flash": ROUTED | {"v_head_dim": 5},  # with sinks
 }
-
-
-@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe"])
-def test_experts_are_refused_and_run_whole_without_their_words(name):
-    sizes = {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2}
-    model = model_of(name, moe_intermediate_size=6, experts_implementation="eager", **sizes)
-    with pytest.raises(ArgumentError, match=r"mlp\.experts': 'moe_tp_experts'"):
-        dt.plan_of(model)
-    words = {key: word for key, word in model.tp_plan.items() if "experts" not in key}
-    model.tp_plan = words
-    layouts = compare(2, model)
-    assert str(layouts["model.layers.1.self_attn.q_proj.weight"]).endswith("[tp:S(0)]")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
