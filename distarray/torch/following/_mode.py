@@ -56,8 +56,8 @@ from distarray.torch.following._rules import (
 )
 from distarray.torch.training import ORIGINALS
 
-_FRESH = ("new_", "__get__", "_foreach")
-"""Beginnings of names: results are no part of the arguments, or are followed by other means."""
+_FRESH = ("new_", "__get__")
+"""Beginnings of names: results are no part of the arguments."""
 _JOINING = (
     *("cat", "concat", "concatenate", "stack"),
     *("hstack", "vstack", "dstack", "row_stack", "column_stack"),

@@ -659,7 +659,7 @@ _PROPERTIES: dict[Any, Follows] = {
     for name in names.split()
 }
 _MOVING_AXES = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_")
-_PREFIXES = ("special_", "linalg_")
+_PREFIXES = ("special_", "linalg_", "_foreach_")
 _OTHERS = ("linalg_cross", "index_copy", "index_copy_")
 """Functions that differ from those of the same bare name."""
 
@@ -671,8 +671,8 @@ def rule_of(function: Any) -> Rule:
     plain = bare(name)
     works = _WORKS.get(plain)
     follows = _VIEWS.get(plain) or _PROPERTIES.get(function)
-    if follows is not None or name in CONVOLUTIONS:
-        pass
+    if follows is not None or name in CONVOLUTIONS or name.startswith("_foreach_"):
+        pass  # of tensors each by itself, perhaps placed otherwise: their results are of a rank's own
     elif works is not None and plain != "where":  # which of three works item by item
         follows = _by_labels if plain in PRODUCTS else _beside_worked
     elif plain in _ITEM_BY_ITEM.split() or is_pointwise(name) or is_pointwise(plain):

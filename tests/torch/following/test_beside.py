@@ -299,3 +299,17 @@ def test_a_residual_beside_what_was_computed_along_a_cut_axis_fails_with_a_remed
             model(_values(2, 6, 4))
 
     simulate(2, program, timeout=30)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: torch.stack(torch._foreach_mul(list(a.unbind(-1)), 2.0), -1),
+        lambda a, b: a * torch._foreach_norm([a, b])[0],
+        lambda a, b: a * torch.stack(torch._foreach_max([a, b])).amax(),
+    ],
+    ids=["pieces", "norm", "max"],
+)
+def test_functions_of_many_tensors_know_what_each_comes_of(function):
+    for told in _errors(2, function, (3, 4), S(-1), S(-1), S(-1)):
+        assert "of which each rank saw its shard only" in told
