@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from distarray.comm import DeviceMesh, Purpose
-from distarray.errors import ArgumentError, DistArrayError
+from distarray.errors import ArgumentError, DistArrayError, MismatchError
 from distarray.layout import Layout, Partial, Placement, Replicate
 from distarray.redistribute import (
     Handle,
@@ -43,7 +43,7 @@ from distarray.torch._layouts import (
     place,
 )
 from distarray.torch._opaque import disable_compile, refuse_transforms
-from distarray.torch._routes import Origin, Route, current, join_purposes, routes_between, to_parts
+from distarray.torch._routes import Origin, Route, count_failure, current, routes_between, to_parts
 
 _BETWEEN_RANKS = (
     "what ranks send each other (dt.redistribute, parallelized modules); call a copy of the module "
@@ -325,7 +325,7 @@ def _reversed(origin: Origin | None) -> Origin | None:
 def _purpose(route: Route, requires_grad: bool, origin: Origin | None) -> Purpose | None:
     """Return what the ranks must agree on before values leave."""
     purpose = route.purpose if requires_grad and route.purpose is not None else _OF_A_TENSOR
-    return purpose if origin is None else join_purposes(origin.there, purpose)
+    return purpose if origin is None else origin.join(purpose)
 
 
 def _run(
@@ -335,9 +335,12 @@ def _run(
         return _arrived(None, tensor, route)
     purpose = _purpose(route, requires_grad, origin)
     source = _source(tensor, route)
-    return _arrived(
-        redistribute_local(source, route.src, route.dst, purpose=purpose), tensor, route
-    )
+    try:
+        found = redistribute_local(source, route.src, route.dst, purpose=purpose)
+    except MismatchError as error:
+        count_failure(error)
+        raise
+    return _arrived(found, tensor, route)
 
 
 def _source(tensor: torch.Tensor, route: Route) -> Any:

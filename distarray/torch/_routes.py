@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from distarray.comm import Purpose
-from distarray.errors import DTypeError, LayoutError
+from distarray.errors import DTypeError, LayoutError, MismatchError
 from distarray.layout import Layout, Partial, Placement, Replicate
 
 _P = Partial()
@@ -157,17 +157,37 @@ def _averaged_over(layout: Layout) -> Any:
 
 
 class Origin:
-    """What a move is for; `reversed` is what the move of its gradient is for."""
+    """What a move is for; `reversed` is what the move of its gradient is for.
 
-    __slots__ = ("reversed", "there")
+    ``failures`` tells how many calls of models have ended by an error on this rank: one that has
+    caught such an error alone must not go on with what the others have begun before.
+    """
+
+    __slots__ = ("failures", "reversed", "there")
     reversed: Origin
 
-    def __init__(self, there: Purpose) -> None:
+    def __init__(self, there: Purpose, failures: int = 0) -> None:
         self.there = there
+        self.failures = failures
+
+    def after(self, failures: int) -> Origin:
+        """Return the same after calls that have failed."""
+        found, back = Origin(self.there, failures), Origin(self.reversed.there, failures)
+        found.reversed, back.reversed = back, found
+        return found
+
+    def join(self, purpose: Purpose) -> Purpose:
+        """Return what ranks must agree on that move something for a purpose."""
+        joined = join_purposes(self.there, purpose)
+        if not self.failures:
+            return joined
+        told = f"after {self.failures} calls of models that ended by an error here"
+        return join_purposes(joined, Purpose.of(told))
 
 
 class _Current(threading.local):
     origin: Origin | None = None
+    failures = 0
 
 
 _current = _Current()
@@ -175,7 +195,22 @@ _current = _Current()
 
 def current() -> Origin | None:
     """Return what moves of this thread are for; None outside of modules that have a path."""
-    return _current.origin
+    origin, failures = _current.origin, _current.failures
+    return origin.after(failures) if origin is not None and failures else origin
+
+
+def count_failure(error: BaseException) -> None:
+    """Remember that a call of a model ended by an error, which others may know nothing of.
+
+    Ranks that find out that they do different things all raise, and begin anew together.
+    """
+    if isinstance(error, MismatchError):
+        _current.failures = 0
+    elif type(error).__module__ != _CHECKPOINTS:
+        _current.failures += 1
+
+
+_CHECKPOINTS = "torch.utils.checkpoint"  # which end what they compute again by an error
 
 
 class moving_for:  # noqa: N801 - reads as a phrase: with moving_for(path)
@@ -203,8 +238,6 @@ def _origin(path: str) -> Origin:
 
 
 @lru_cache(maxsize=4096)
-def join_purposes(first: Purpose | None, second: Purpose | None) -> Purpose | None:
+def join_purposes(first: Purpose, second: Purpose) -> Purpose:
     """Return one purpose for two."""
-    if first is None or second is None:
-        return first or second
     return Purpose(first.token ^ second.token, f"{first.text}: {second.text}")

@@ -148,3 +148,33 @@ def test_a_move_remembers_the_module_of_its_own_call():
         assert current() is outer
         assert outer.reversed.reversed is outer
     assert current() is None
+
+
+class Failing(nn.Sequential):
+    fails = False
+
+    def forward(self, x):
+        x = self[0](x)
+        if self.fails:
+            raise ValueError("here alone")
+        return self[1](x)
+
+
+def test_a_rank_that_catches_an_error_alone_is_found_by_its_next_call():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        model = Failing(nn.Linear(4, 6), nn.Linear(6, 4)).double()
+        dt.parallelize_module(model, mesh, {"0": dt.ColwiseParallel(), "1": dt.RowwiseParallel()})
+        for failing in ((0, 1), (0,)):  # all, which go on together, and one alone
+            model.fails = mesh.rank in failing
+            if model.fails:
+                with pytest.raises(ValueError, match="here alone"):
+                    model(X)
+            model.fails = False
+            if len(failing) == 2:
+                model(X).sum().backward()
+        with pytest.raises(MismatchError, match="after 2 calls of models that ended by an error"):
+            model(2 * X if mesh.rank == 0 else X)
+        model(X).sum().backward()  # in step again
+
+    simulate(2, program)

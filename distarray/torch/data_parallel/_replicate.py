@@ -160,7 +160,8 @@ def no_sync(module: nn.Module) -> Iterator[None]:
     if not replicas:
         raise ArgumentError(
             f"no_sync was given a {type(module).__name__} without anything replicated in it; pass "
-            "a module that dt.replicate returned"
+            "a module that dt.replicate returned; of what fully_shard has sharded, call "
+            "module.set_requires_gradient_sync(False), and True before the last pass"
         )
     before = [replica.syncing for replica in replicas]
     for replica in replicas:

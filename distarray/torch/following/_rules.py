@@ -672,7 +672,7 @@ def rule_of(function: Any) -> Rule:
     works = _WORKS.get(plain)
     follows = _VIEWS.get(plain) or _PROPERTIES.get(function)
     if follows is not None or name in CONVOLUTIONS or name.startswith("_foreach_"):
-        pass  # of tensors each by itself, perhaps placed otherwise: their results are of a rank's own
+        pass  # of many tensors, each by itself, which may be placed otherwise
     elif works is not None and plain != "where":  # which of three works item by item
         follows = _by_labels if plain in PRODUCTS else _beside_worked
     elif plain in _ITEM_BY_ITEM.split() or is_pointwise(name) or is_pointwise(plain):

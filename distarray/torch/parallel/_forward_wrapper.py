@@ -23,7 +23,7 @@ from distarray.torch._compat import function_mode_depth, function_modes, paramet
 from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import disable_compile, pause_modes, resume, skip_compile
-from distarray.torch._routes import moving_for
+from distarray.torch._routes import count_failure, moving_for
 from distarray.torch.following import Following, tensors_in
 from distarray.torch.parallel._arrivals import check_lost
 from distarray.torch.parallel._gradient_sums import summing_together
@@ -152,11 +152,15 @@ def _call(
             forward = partial(function, module, forward)
         modes = _following_modes() if wrapping.follows else []
         if wrapping.follows and not any(mode.is_inside for mode in modes):
-            with contextlib.ExitStack() as stack:
-                mode = modes[-1] if modes else stack.enter_context(Following(strict=False))
-                stack.enter_context(summing_together(module))
-                stack.enter_context(mode.inside())
-                output = forward(*args, **kwargs)
+            try:
+                with contextlib.ExitStack() as stack:
+                    mode = modes[-1] if modes else stack.enter_context(Following(strict=False))
+                    stack.enter_context(summing_together(module))
+                    stack.enter_context(mode.inside())
+                    output = forward(*args, **kwargs)
+            except BaseException as error:
+                count_failure(error)
+                raise
             _check_leaving(module, output)
         else:
             output = forward(*args, **kwargs)

@@ -20,7 +20,7 @@ from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, is_dense, tensor_of
 from distarray.torch._layouts import Beside, Placed
 from distarray.torch._opaque import disable_compile, skip_compile
-from distarray.torch._routes import current, join_purposes
+from distarray.torch._routes import current
 from distarray.torch._saved_tensors import Geometry, Kept, all_hooks_are_ours, enter_hooks
 from distarray.torch._shards import block_of
 
@@ -150,7 +150,7 @@ def note_gathered(whole: torch.Tensor, shard: torch.Tensor, layout: Layout) -> N
         return
     origin = current()
     source = Replicated(whole)
-    source.keep(shard, layout, join_purposes(origin and origin.reversed.there, _AGAIN))
+    source.keep(shard, layout, _AGAIN if origin is None else origin.reversed.join(_AGAIN))
     _gathered.set(whole, source)
 
 
