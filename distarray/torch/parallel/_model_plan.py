@@ -237,6 +237,12 @@ def _cut_experts(
             f"that the plan does not cut ({sorted(whole)}), of which each would add the whole; "
             "leave it and its parameters out of model.tp_plan, or add a ParallelStyle of your own"
         )
+    drops = [k for k, m in experts.named_modules() if isinstance(m, nn.Dropout) and m.p]
+    if drops:
+        raise ArgumentError(
+            f"{name}: {drops} would leave out other items on each rank, of parts that the ranks "
+            "add up; set their p to 0, or leave the module and its parameters out of model.tp_plan"
+        )
     axes = {k: getattr(experts, k).ndim + _AXES[word] for k, word in words.items()}
     sizes = {k: getattr(experts, k).shape[axis] for k, axis in axes.items()}
     inside, found = min(sizes.values()), {}

@@ -404,6 +404,10 @@ def test_experts_whose_outputs_cannot_be_added_up_are_an_error():
     model.experts.up = nn.Parameter(torch.zeros(3, 15, 8))
     with pytest.raises(ArgumentError, match=r"{'up': 15, 'down': 7} features inside"):
         dt.plan_of(model)
+    model = routed()
+    model.experts.same = nn.Dropout(0.1)
+    with pytest.raises(ArgumentError, match=r"experts: \['same'\] would leave out other items"):
+        dt.plan_of(model)
 
 
 # --- models of transformers -----------------------------------------------------------------------
