@@ -1957,15 +1957,15 @@ MUTANTS = (
     Mutant(
         "odd terms of long products are lost",
         "ops/linear_algebra/_reproducible.py",
-        "    for part in range(parts):\n",
-        "    for part in range(1):\n",
+        "    for i in range(count):\n        step",
+        "    for i in range(1):\n        step",
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
         "the smaller slices of blocks are not multiplied",
         "ops/linear_algebra/_reproducible.py",
-        "    for left, right in terms[1:]:\n",
-        "    for left, right in terms[2:]:\n",
+        "    for i, j in plan.pairs:\n",
+        "    for i, j in plan.pairs[1:]:\n",
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
@@ -1985,8 +1985,8 @@ MUTANTS = (
     Mutant(
         "slices reach no further where items of a product are small",
         "ops/linear_algebra/_reproducible.py",
-        "-_round_up(-allowed * seen * 4.0**-half)",
-        "allowed",
+        "error, parts = -_round_up(-allowed * seen * unit**2), 1",
+        "error, parts = allowed, 1",
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
