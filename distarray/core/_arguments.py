@@ -167,6 +167,8 @@ def normalize_shape(shape: Any, inferred: bool = False) -> Shape:
     ShapeError
         If a size is negative.
     """
+    if shape.__class__ is int and shape >= 0:
+        return (shape,)
     try:
         sizes = as_integers(shape)
     except TypeError:
