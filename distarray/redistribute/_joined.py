@@ -63,7 +63,7 @@ class _Round(NamedTuple):
     copies: list[tuple[int, Region, Region]]
     """Rank of whose block a part is taken, where it is there and in the result."""
     gives: list[tuple[int, Region]]
-    """Rank that takes a part of the own block, and where it is there."""
+    """Rank that takes a part of the own block, and where it is there, between nodes."""
     is_last: bool
     """Whether no other round of the communicator follows."""
     lends: bool
@@ -160,10 +160,11 @@ class Joined:
                     key, _Round(part.operand, communicator, [], [], [], False, False)
                 )
                 takes.steps.append(step)
-                offset = _offset(part, operands, axis, mesh.coordinate)
-                takes.gives.extend(
-                    [(peer, _moved(source, axis, offset)) for peer, source in step.gives]
-                )
+                if not communicator.reaches_all():
+                    offset = _offset(part, operands, axis, mesh.coordinate)
+                    takes.gives.extend(
+                        [(peer, _moved(source, axis, offset)) for peer, source in step.gives]
+                    )
             for peer, source, target in _takes(step, part, me):
                 coordinate = mesh.coordinate_of(ranks[peer])
                 source = _moved(source, axis, _offset(part, operands, axis, coordinate))
