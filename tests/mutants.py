@@ -1979,17 +1979,31 @@ MUTANTS = (
         ("ops/linear_algebra/test_convolution.py",),
     ),
     Mutant(
-        "odd terms of long products are lost",
+        "the second part of long products is lost",
         "ops/linear_algebra/_reproducible.py",
-        "    for i in range(count):\n        step",
-        "    for i in range(1):\n        step",
+        "            term += parts[0]\n",
+        "            pass\n",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "parts of a term are rounded one after another",
+        "ops/linear_algebra/_reproducible.py",
+        "    return total + left\n",
+        "    return total\n",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "a kernel cuts what a slice has left no further",
+        "comm/kernels/_slices.py",
+        "        out[left + j] = item - part\n",
+        "        out[left + j] = item\n",
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
         "the smaller slices of blocks are not multiplied",
         "ops/linear_algebra/_reproducible.py",
-        "    for i, j in plan.pairs:\n",
-        "    for i, j in plan.pairs[1:]:\n",
+        "total = term if total is None else np.add(total, term, out=total)",
+        "total = term",
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
@@ -2009,8 +2023,8 @@ MUTANTS = (
     Mutant(
         "slices reach no further where items of a product are small",
         "ops/linear_algebra/_reproducible.py",
-        "error, parts = -_round_up(-allowed * seen * unit**2), 1",
-        "error, parts = allowed, 1",
+        "-_round_up(-allowed * seen * unit**2), 1",
+        "allowed, 1",
         ("ops/linear_algebra/test_reproducible.py",),
     ),
     Mutant(
