@@ -395,6 +395,23 @@ def test_dot_of_vectors_is_the_exact_sum_of_rounded_products() -> None:
     assert result.imag == math.fsum([*(z.real * z.imag[::-1]), *(-z.imag * z.real[::-1])])
 
 
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("function", [da.vdot, da.dot])
+def test_complex_items_are_multiplied_however_they_lie(function: Any, dtype: str) -> None:
+    z = (RNG.standard_normal(7999) + 1j * RNG.standard_normal(7999)).astype(dtype)
+    for step in (1, 2, 4, 8, -1, -3):
+        some = z[::step].copy()
+        found = []
+        for x in (da.asarray(some), da.asarray(z)[::step]):
+            result = host(function(x * 1j, x, reproducible=True).full_array())
+            found.append(result.tobytes())
+            left, right = 1j * some.astype("c16"), some.astype("c16")
+            expected = np.vdot(left, right) if function is da.vdot else np.dot(left, right)
+            close = 1e-5 if dtype == "c8" else 1e-11
+            np.testing.assert_allclose(result, expected, close, close)
+        assert found[0] == found[1]
+
+
 def test_wrong_operands_are_refused() -> None:
     def program() -> None:
         x = da.ones((4, 3))
