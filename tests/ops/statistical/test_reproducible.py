@@ -334,12 +334,16 @@ def test_sums_take_numpys_arguments() -> None:
     assert da.sum(x, reproducible=True) == math.fsum(x.reshape(-1))
 
 
-def test_a_sum_is_one_exchange_of_760_bytes_from_each() -> None:
+def test_a_sum_or_mean_is_one_exchange_of_760_bytes_from_each() -> None:
     def program() -> None:
         x = da.ones((40, 3))
         with da.CommLog() as log:
             assert float(x.sum(reproducible=True)) == 120
         assert (log.count(), log.bytes("all_gather")) == (1, 2 * 760)
+        for moment, rounds in ((x.mean, 1), (x.var, 2)):
+            with da.CommLog() as log:
+                moment(reproducible=True)
+            assert (log.count(), log.bytes("all_gather")) == (rounds, rounds * 2 * 760)
         with da.CommLog() as log, da.communication("raise"):
             x.sum(axis=1, reproducible=True)
         assert log.count() == 0
