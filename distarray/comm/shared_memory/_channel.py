@@ -279,15 +279,15 @@ class Channel:
     ) -> list[tuple[int, Slot]]:
         """Publish the own slot, wait for the others' and compare tokens."""
         others = self._others[self._round & 1]
-        self._round += 1
-        number = self._round
+        number = self._round + 1
         if not number % _CORE_TOLD:
             self._tell_core()
         words[TOKEN] = token
         fence = self._fence
         if fence is not None:
             fence()
-        words[ROUND] = number
+        words[ROUND] = number  # with the next line: an interrupt before these joins no round
+        self._round = number
         for _, other in others:
             theirs = other.words
             if theirs[ROUND] != number:
