@@ -13,7 +13,7 @@ import numpy as np
 
 from distarray.comm._agreement import mismatch_error, name_ranks
 from distarray.comm._launcher import node_name
-from distarray.comm.failures._forks import FORKED, forget_in_child
+from distarray.comm.failures._forks import FORKED, Barred, forget_in_child
 from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
 from distarray.comm.mpi._envelopes import MOST_RANKS, Envelopes, Fill, reduce_tokens
 from distarray.comm.mpi._start import import_mpi
@@ -266,6 +266,9 @@ class Group:
                 if not self._connected:
                     try:
                         self._connect()
+                    except BaseException as error:
+                        self._own = _unfinished(self.world_ranks, error)
+                        raise
                     finally:
                         self._connected = True
         return self.channel
@@ -320,6 +323,15 @@ class Group:
                 comm.Free()
         self._own = self._exported = self._background = None
         self.channel, self._connected = None, len(self.ranks) == 1
+
+
+def _unfinished(ranks: Sequence[int], error: BaseException) -> Any:
+    """Return what stands for a communicator where a rank has not finished its first call."""
+    return Barred(
+        f"the first call of {name_ranks(ranks)} together ended on this rank by "
+        f"{type(error).__name__}, and the others are out of step with it: let the program end "
+        "where that is raised"
+    )
 
 
 def _ranks_per_node(ranks: tuple[int, ...], colours: list[str]) -> int | None:

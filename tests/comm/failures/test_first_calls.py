@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_abort import assert_ended_by, launch
+from tests.test_abort import SECONDS_TO_END, assert_ended_by, launch
 
 MESH = """
 import sys, threading, time
@@ -34,6 +34,24 @@ def test_a_first_call_without_a_rank_at_its_end_is_an_error(program):
     assert_ended_by(ended, "CommunicationError: rank 0 waits for ranks [")
     assert "the first call of ranks 0, 1" in ended.said
     assert "<string>" in ended.said, ended.said
+
+
+@pytest.mark.timeout(120)
+def test_a_first_call_that_was_interrupted_is_an_error_from_then_on():
+    program = (
+        "import signal\n"
+        "def interrupt(*_): raise ValueError('interrupted')\n"
+        "signal.signal(signal.SIGALRM, interrupt)\n"
+        "if rank == 1: signal.setitimer(signal.ITIMER_REAL, 0.2)\n"
+        "else: time.sleep(1)\n"
+        "try: meet(mesh)\n"
+        "except ValueError: meet(mesh)\n"
+    )
+    ended = launch(f"{MESH}\n{program}\nprint('at its end')", DISTARRAY_SHARED_MEMORY="1")
+    assert ended.status != 0, ended.said
+    assert "the first call of ranks 0, 1, 2 together ended on this rank by ValueError" in ended.said
+    assert "at its end" not in ended.said
+    assert ended.seconds < SECONDS_TO_END
 
 
 @pytest.mark.timeout(120)
