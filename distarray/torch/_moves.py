@@ -43,7 +43,14 @@ from distarray.torch._layouts import (
     place,
 )
 from distarray.torch._opaque import disable_compile, refuse_transforms
-from distarray.torch._routes import Origin, Route, count_failure, current, routes_between, to_parts
+from distarray.torch._routes import (
+    Origin,
+    Route,
+    current,
+    forget_failures,
+    routes_between,
+    to_parts,
+)
 
 _BETWEEN_RANKS = (
     "what ranks send each other (dt.redistribute, parallelized modules); call a copy of the module "
@@ -297,6 +304,7 @@ def _routes_of(
         return routes_between(src, dst, grad_placements, _needs_gradient(tensor))
     except DistArrayError as error:
         # Only this rank may know it: the others must not wait for it.
+        forget_failures()
         (refuse_async if background else refuse)(src, dst, wire_dtype(tensor.dtype), str(error))
         raise
 
@@ -337,9 +345,11 @@ def _run(
     source = _source(tensor, route)
     try:
         found = redistribute_local(source, route.src, route.dst, purpose=purpose)
-    except MismatchError as error:
-        count_failure(error)
+    except MismatchError:
+        forget_failures()
         raise
+    if origin is not None and origin.failures:
+        forget_failures()
     return _arrived(found, tensor, route)
 
 

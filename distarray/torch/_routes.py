@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from distarray.comm import Purpose
-from distarray.errors import DTypeError, LayoutError, MismatchError
+from distarray.errors import DistArrayError, DTypeError, LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate
 
 _P = Partial()
@@ -159,8 +159,8 @@ def _averaged_over(layout: Layout) -> Any:
 class Origin:
     """What a move is for; `reversed` is what the move of its gradient is for.
 
-    ``failures`` tells how many calls of models have ended by an error on this rank: one that has
-    caught such an error alone must not go on with what the others have begun before.
+    ``failures`` tells how many calls of models have ended by an error on this rank since ranks have
+    agreed: one that has caught an error alone must not go on with what the others have begun.
     """
 
     __slots__ = ("failures", "reversed", "there")
@@ -202,15 +202,16 @@ def current() -> Origin | None:
 def count_failure(error: BaseException) -> None:
     """Remember that a call of a model ended by an error, which others may know nothing of.
 
-    Ranks that find out that they do different things all raise, and begin anew together.
+    Errors of this package come on all ranks, and checkpoints of torch end by an error what they
+    compute again.
     """
-    if isinstance(error, MismatchError):
-        _current.failures = 0
-    elif type(error).__module__ != _CHECKPOINTS:
+    if not isinstance(error, DistArrayError) and type(error).__module__ != "torch.utils.checkpoint":
         _current.failures += 1
 
 
-_CHECKPOINTS = "torch.utils.checkpoint"  # which end what they compute again by an error
+def forget_failures() -> None:
+    """Begin anew, where all ranks do: they have agreed, or found out that they do not."""
+    _current.failures = 0
 
 
 class moving_for:  # noqa: N801 - reads as a phrase: with moving_for(path)

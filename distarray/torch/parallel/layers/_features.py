@@ -21,7 +21,7 @@ from distarray.torch._layouts import Placed, hand_on, layout_from, own_placed, p
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, routes
 from distarray.torch._opaque import disable_compile
-from distarray.torch._routes import Route, routes_between
+from distarray.torch._routes import Route, forget_failures, routes_between
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import find_summed, use_apart
 from distarray.torch.parallel._slices import note_gathered
@@ -162,6 +162,7 @@ class Features:
     def _refuse(self, x: torch.Tensor, message: str) -> None:
         """Tell the ranks whose input fits, and who go on to what comes next."""
         partial = _layout(self.mesh, _P, (1,))
+        forget_failures()
         refuse(partial, partial.replace(placements=[_R]), wire_dtype(x.dtype), message)
 
     def _split(self) -> str:
