@@ -31,7 +31,7 @@ _SIZES: Final = (
 """Bytes of the moves: close to each other where the way changes, at 32, 64 and 256 KiB, 16 and
 32 MiB. Two ranks that want a sum go another way from 256 KiB of each on, two that reduce parts from
 32 MiB, which are 16 of each part. What is copied there has a kernel for each power of two."""
-_MOST: Final = 100_000_000
+_MOST_BYTES: Final = 100_000_000
 """Bytes of a block: of cut ones a rank has more than it moves."""
 _RUNS: Final = (16, 72, 264, 2056)
 """Bytes of the runs that the values of a move lie in, beside those of whole blocks.
@@ -207,7 +207,7 @@ def _layouts(
     shape = (items // row, row) if run else (items,)
     ends = Layout(mesh, [_R, src], shape), Layout(mesh, [_R, dst], shape)
     most = max(math.prod(layout.local_shape((0, 0))) for layout in ends) * _ITEM
-    return None if (run and shape[0] < group) or most > _MOST else ends
+    return None if (run and shape[0] < group) or most > _MOST_BYTES else ends
 
 
 def _time(comm: Communicator, move: _Move, once: float, seconds: float) -> float:

@@ -81,7 +81,7 @@ def _kernels_from_the_first_byte() -> None:
 
     compile_it = _jit.Kernel._compile
     _jit.Kernel._compile = compile_once  # type: ignore[method-assign]
-    _jit._LOADING = _jit._COMPILING = 0  # type: ignore[misc]
+    _jit._BYTES_BEFORE_LOADING = _jit._BYTES_BEFORE_COMPILING = 0  # type: ignore[misc]
     _choice._chosen = functools.cache(dict)
 
 

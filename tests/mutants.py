@@ -546,14 +546,14 @@ MUTANTS = (
     Mutant(
         "a kernel is compiled as early as one that is kept is loaded",
         "comm/kernels/_jit.py",
-        "return self._is_kept or self._seen > _COMPILING",
+        "return self._is_kept or self._seen > _BYTES_BEFORE_COMPILING",
         "return True",
         ("comm/kernels/test_jit.py",),
     ),
     Mutant(
         "machine code is run that was not written whole",
         "comm/kernels/_jit.py",
-        "if content is None or _checksum(content[_SUM:]) != content[:_SUM]:",
+        "if content is None or _checksum(content[_CHECKSUM_BYTES:]) != content[:_CHECKSUM_BYTES]:",
         "if content is None:",
         ("comm/kernels/test_jit.py",),
     ),
@@ -626,7 +626,7 @@ MUTANTS = (
     Mutant(
         "sums of long rows leave out what fills no line",
         "core/families/_folding.py",
-        "total += np.add.reduce(rows[:, lines * _LINE :], 1)",
+        "total += np.add.reduce(rows[:, lines * _LINE_ITEMS :], 1)",
         "pass",
         ("core/families/test_folding.py::test_large_sums_are_as_accurate_as_numpys",),
     ),
@@ -1951,8 +1951,8 @@ MUTANTS = (
     Mutant(
         "the kernel keeps units when a larger item comes",
         "comm/kernels/_exact_sum.py",
-        "    if grows or is_huge or count > _MOST:",
-        "    if is_huge or count > _MOST:",
+        "    if grows or is_huge or count > _MOST_ITEMS:",
+        "    if is_huge or count > _MOST_ITEMS:",
         (
             "ops/statistical/test_reproducible.py::test_sums_of_blocks_that_lie_in_any_way_are_exact",
         ),

@@ -281,7 +281,7 @@ def _store(values: np.ndarray, spec: Spec, target: np.ndarray, target_spec: Spec
         cast(box_view(values, box), spec, box_view(target, box), target_spec)
 
 
-_SAMPLES = 16
+_SAMPLED_RANKS = 16
 """The wants of so many ranks are looked at, and stand for those of all. Chosen: it bounds the time
 of a plan, whatever the number of ranks."""
 
@@ -325,7 +325,7 @@ def _estimate_bytes(
 ) -> int:
     """Return about how many bytes all ranks read together, each its own box."""
     mesh = layout.mesh
-    step = max(1, mesh.size // _SAMPLES)
+    step = max(1, mesh.size // _SAMPLED_RANKS)
     sampled = mesh.flat_ranks[::step]
     known: dict[Box, int] = {}
     total = 0

@@ -50,11 +50,11 @@ Measured on Zen 5: a kernel begins in 10 us, and makes up for it from 512 KiB (f
 averages) to 1 MiB (two).
 """
 
-_HALF_SOONER: Final = 16
+_HALF_KERNEL_FACTOR: Final = 16
 """So many times fewer bytes of half precision: NumPy is quicker up to 8 KiB, as measured there, but
 less than 32 KiB are not worth loading a kernel."""
 
-_HALF_DEAR: Final = 16
+_HALF_COST: Final = 16
 """So many times as long as for a plain copy NumPy takes for half precision."""
 
 _BYTES_PER_CALL: Final = 16 * 1024
@@ -66,7 +66,7 @@ _SHORTEST_RUN: Final = 128
 _PLAIN: Final = frozenset(np.dtype(kind) for kind in ("f8", "f4", "i8", "i4", "c16", "c8"))
 """Data types of NumPy arrays that reduce in themselves."""
 
-_FEW: Final = 4096
+_NUMPY_ITEMS: Final = 4096
 """Elements that NumPy reduces in any case, at once: to decide that takes longer than some hundred.
 """
 
@@ -91,7 +91,7 @@ def reduce_into(dst: Buffer, sources: Sequence[Buffer], op: str, *, total: int =
             f"of {', '.join(UFUNCS)}"
         )
     dtype = dst.dtype
-    few = type(dst) is np.ndarray and dst.size <= _FEW and len(sources) > 1
+    few = type(dst) is np.ndarray and dst.size <= _NUMPY_ITEMS and len(sources) > 1
     if few and dtype in _PLAIN and op != "avg":
         # A number or a few: what is decided below would take longer than the sum.
         combine, call = COMBINE[op], unheard.call
@@ -101,7 +101,7 @@ def reduce_into(dst: Buffer, sources: Sequence[Buffer], op: str, *, total: int =
         return
     nbytes = dst.nbytes
     half = dtype.itemsize == 2 and dtype.kind in "fV"
-    least = _KERNEL_BYTES // _HALF_SOONER if half else _KERNEL_BYTES
+    least = _KERNEL_BYTES // _HALF_KERNEL_FACTOR if half else _KERNEL_BYTES
     if nbytes < least or not isinstance(dst, np.ndarray):
         if isinstance(dst, np.ndarray) or not _by_device_kernel([(dst, sources)], op):
             _by_numpy(dst, sources, op)
@@ -170,7 +170,7 @@ def _by_kernel(dst: np.ndarray, sources: Sequence[np.ndarray], op: str, streamin
 
     job = f"reduce {kind} {way} {len(sources)}{' streaming' if streaming else ''}"
     by = kernel("distarray.comm.kernels._reduce", "reduction", kind, way, int(streaming))
-    dear = _HALF_DEAR if kind in ("f2", "bf16") else len(sources)
+    dear = _HALF_COST if kind in ("f2", "bf16") else len(sources)
     run_faster(job, dst.nbytes, by, by_kernel, by_numpy, dear)
     return True
 

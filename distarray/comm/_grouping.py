@@ -21,7 +21,7 @@ from distarray.typing import Buffer
 _KERNEL_BYTES: Final = 256 * 1024
 """Below this size NumPy does everything: the kernels are not worth loading."""
 
-_DEAR: Final = 6
+_COST: Final = 6
 """So many times as long as for a plain copy of the result NumPy takes; not measured further."""
 
 _LINE: Final = 64
@@ -38,8 +38,8 @@ _JOINED_BYTES: Final = 1 << 20
 """Blocks of so many bytes together, and so many times the rows wanted, are joined first: to group
 8,192 rows of 8 bytes by block took 60 us on Zen 5, and to join two blocks of so many takes 5."""
 
-_AHEAD: Final = 32
-_AHEAD_BYTES: Final = 64 * 1024
+_PREFETCH_ROWS: Final = 32
+_PREFETCH_BYTES: Final = 64 * 1024
 """So many rows ahead the kernels ask for the next ones, but no more bytes than the second cache
 holds beside other things.
 
@@ -133,7 +133,7 @@ def group_rows(owner: np.ndarray, size: int) -> Parcels:
         by_numpy()
     else:
         by = _kernel("group", owner.itemsize)
-        run_faster(f"group {owner.itemsize}", order.nbytes, by, by_kernel, by_numpy, _DEAR)
+        run_faster(f"group {owner.itemsize}", order.nbytes, by, by_kernel, by_numpy, _COST)
     return Parcels(offsets, order)
 
 
@@ -149,7 +149,7 @@ def count_numbers(block: np.ndarray, length: int) -> np.ndarray:
     def by_kernel(run: Any) -> None:
         nonlocal found
         found = _memory.zeros((length,), np.int64)
-        run(address_of(found), address_of(block), block.size, _AHEAD)
+        run(address_of(found), address_of(block), block.size, _PREFETCH_ROWS)
 
     def by_numpy() -> None:
         nonlocal found
@@ -160,7 +160,7 @@ def count_numbers(block: np.ndarray, length: int) -> np.ndarray:
         by_numpy()
     else:
         job = f"count {kind} {length.bit_length()}"
-        run_faster(job, block.nbytes, _kernel("count", kind), by_kernel, by_numpy, _DEAR)
+        run_faster(job, block.nbytes, _kernel("count", kind), by_kernel, by_numpy, _COST)
     return found
 
 
@@ -185,7 +185,7 @@ def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
         by_numpy()
     else:
         by = _kernel("compress", nbytes)
-        run_faster(f"compress {nbytes}", block.nbytes, by, by_kernel, by_numpy, _DEAR)
+        run_faster(f"compress {nbytes}", block.nbytes, by, by_kernel, by_numpy, _COST)
     return out
 
 
@@ -215,7 +215,7 @@ def expand(block: Buffer, mask: Buffer, out: Buffer) -> None:
     else:
         by = _kernel("expand_one" if single else "expand", nbytes)
         job = f"expand {nbytes}{' one' * single}"
-        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _DEAR)
+        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _COST)
 
 
 def merge_runs(
@@ -254,7 +254,7 @@ def merge_runs(
     else:
         by = _kernel("merge", kind, bool(all_words))
         job = f"merge {kind}{' with words' if all_words else ''}"
-        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _DEAR)
+        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _COST)
     return out
 
 
@@ -296,7 +296,7 @@ def take_rows(block: Buffer, which: Any, out: Buffer, place: np.ndarray | None =
         by_numpy()
     else:
         job = f"take {row}{' all' * (which is None)}{' in order' * (place is None)}"
-        run_faster(job, n * row, _mover(out, place), by_kernel, by_numpy, _DEAR)
+        run_faster(job, n * row, _mover(out, place), by_kernel, by_numpy, _COST)
 
 
 def take_rows_of_all(
@@ -347,7 +347,7 @@ def take_rows_of_all(
         plain()
     else:
         job = f"take {out.nbytes // n} of several"
-        run_faster(job, out.nbytes, _mover(out, None), by_kernel, plain, _DEAR)
+        run_faster(job, out.nbytes, _mover(out, None), by_kernel, plain, _COST)
     return found
 
 
@@ -393,7 +393,7 @@ def _move_rows(
     return run(  # type: ignore[no-any-return]
         address_of(out), places, len(out),
         numbers, address_of(offsets), address_of(blocks), len(views), own,
-        n, row, min(_AHEAD, _AHEAD_BYTES // row),
+        n, row, min(_PREFETCH_ROWS, _PREFETCH_BYTES // row),
     )  # fmt: skip
 
 

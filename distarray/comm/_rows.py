@@ -36,11 +36,11 @@ would read as much, and from all over the block."""
 _FAILED: Final = -1
 """In place of a count: this rank has an error."""
 
-_HEAD: Final = 16
+_HEADER_BYTES: Final = 16
 """Bytes before a small block in its message: whether its rank has an error. So many suit all data
 types."""
 
-_DENSE: Final = 8
+_TABLE_FACTOR: Final = 8
 """Row numbers that span at most so many times their count are deduplicated by a table."""
 
 
@@ -180,10 +180,10 @@ def _pull_small(
     if not _backend.is_numpy(rows):
         return False
     shape, dtype = rows.shape[1:], rows.dtype
-    most = _HEAD + blocks.longest * dtype.itemsize * prod(shape)
+    most = _HEADER_BYTES + blocks.longest * dtype.itemsize * prod(shape)
     if most > comm.short_bytes:
         return False
-    head = bytes([error is not None]).ljust(_HEAD, b"\0")
+    head = bytes([error is not None]).ljust(_HEADER_BYTES, b"\0")
     told = comm.exchange_small(head + rows.tobytes(), token, what, most)
     if told is None:
         return False
@@ -191,7 +191,7 @@ def _pull_small(
         with _log.pause_logs():
             raise_failures(comm, error, what)
     if out.size:
-        everything = b"".join([one[_HEAD:] for one in told])
+        everything = b"".join([one[_HEADER_BYTES:] for one in told])
         np.take(np.ndarray((blocks.size, *shape), dtype, everything), number, 0, out, "clip")
     return True
 
@@ -416,7 +416,7 @@ class _Wanted:
         distinct = numbers
         if not (numbers[1:] > numbers[:-1]).all():
             span = int(numbers.max()) + 1
-            if span <= _DENSE * numbers.size:
+            if span <= _TABLE_FACTOR * numbers.size:
                 flags = np.zeros(span, bool)
                 flags[numbers] = True
                 distinct = np.flatnonzero(flags)

@@ -32,10 +32,10 @@ def misspelt() -> dict[str, str]:
         return {}
     import difflib
 
-    near = {key: difflib.get_close_matches(key, NAMES, 1, _ALIKE) for key in unknown}
+    near = {key: difflib.get_close_matches(key, NAMES, 1, _SIMILARITY) for key in unknown}
     return {key: found[0] for key, found in near.items() if found}
 
 
-_ALIKE: Final = 0.88
+_SIMILARITY: Final = 0.88
 """So alike is a setting to its name without a letter or two, or without the first of its words
 (DISTARRAY_THREADS: 0.894), and no name that a program has of its own (DISTARRAY_HOME: 0.83)."""

@@ -28,7 +28,7 @@ FOLDED_BY_ALL: Final = 512 * 1024
 
 Not measured for scans: what redistribution lets all ranks read, which was."""
 
-_FEW: Final = 3
+_FEW_RANKS: Final = 3
 """So many ranks take no more by that, two states, than by folding a part of all states each."""
 
 
@@ -240,7 +240,7 @@ def exclusive_scan(
     fold = _Fold(combine)
     result: np.ndarray | None
     with _log.pause_logs() if _log.recording() else nullcontext():
-        if comm.size > _FEW and state.nbytes * comm.size > FOLDED_BY_ALL:
+        if comm.size > _FEW_RANKS and state.nbytes * comm.size > FOLDED_BY_ALL:
             result, nbytes = _fold_parts(comm, state, fold, filled, token, what)
         elif state.nbytes > SMALL_BYTES and comm.reaches_all():
             with comm.views(state, token, what) as views:

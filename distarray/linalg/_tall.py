@@ -48,7 +48,7 @@ and 0.11 to 0.26 from 8 MiB on; the triangle alone takes 1.2 to 2, and from 64 M
 _PIECE: Final = 1 << 16
 """Items of rows that are multiplied, or divided by a triangle, while they are in a core's cache."""
 
-_SHIFTS: Final = 4
+_MOST_SHIFTS: Final = 4
 """How often products are shifted at most. Each time divides a condition by 1e3 or more: four take
 1e15, and columns that depend on each other but for rounding, to what the products tell exactly."""
 
@@ -57,7 +57,7 @@ _SHIFTED_COLUMNS: Final = 128
 """Of so many columns at most products are shifted. On two ranks of a Zen 4, where the condition is
 1e15, that takes 0.3 of the time of TSQR for 32 columns of 4 Mi rows, 0.9 for 128, 1.5 for 256."""
 
-_INVERTED: Final = 10
+_INVERTED_CONDITION: Final = 10
 """Up to this condition a triangle is inverted, which loses as many units of rounding: products with
 the inverse take half the time of solutions for 32 columns, and a tenth for 8."""
 
@@ -233,7 +233,7 @@ def _by_cholesky(
         for piece in pieces:
             part = rows[piece].astype(wide, copy=False)
             products += part.conj().T @ part
-        for shifts in reversed(range(1 + (columns <= _SHIFTED_COLUMNS) * _SHIFTS)):
+        for shifts in reversed(range(1 + (columns <= _SHIFTED_COLUMNS) * _MOST_SHIFTS)):
             comm.all_reduce(products, out=products)
             if comm.rank == 0:
                 told[...] = _choose(products, terms, shifts > 0)
@@ -260,7 +260,7 @@ def _divide(
 ) -> Iterator[np.ndarray]:
     """Put rows times the inverse of a triangle into a target, and yield them piece by piece."""
     dtype, inverse = factor.dtype, None
-    if np.linalg.cond(factor, "fro") <= _INVERTED * len(factor):
+    if np.linalg.cond(factor, "fro") <= _INVERTED_CONDITION * len(factor):
         inverse = np.linalg.inv(factor)
     for piece in pieces:
         if inverse is not None:

@@ -27,7 +27,7 @@ _ALL: Final = np.array(
     [(*(_TO_RADIUS * c for c in _formulas.LOG), 0.0), _formulas.COS, _formulas.SIN]
 ).T[::-1]
 """Coefficients by steps: of the logarithm, cosine and sine."""
-_SHORT: Final = 1024
+_SHORT_ITEMS: Final = 1024
 """Items of arrays for which coefficients are repeated, as calls take longer than work then."""
 _SPACES: Final = 4
 """So many memories of few items stay, of different sizes."""
@@ -85,7 +85,7 @@ def memory_for(count: int) -> Memory:
 
 def give_back(count: int, memory: Memory) -> None:
     """Let others have memory that `memory_for` gave."""
-    if count <= _SHORT:
+    if count <= _SHORT_ITEMS:
         if len(_free) >= _SPACES:
             _free.clear()
         _free[count] = memory
@@ -106,7 +106,7 @@ def make_normal(u: np.ndarray, memory: Memory) -> None:
     _split(np.subtract(_ONE, u0, at.rest), at.e, at.s, at.less, at.more)
     np.multiply(at.s_and_turns, at.s_and_turns, at.squares)
     at.square_again[:] = at.square
-    _polynomials(at.z, _steps(count if count <= _SHORT else 1), at.t)
+    _polynomials(at.z, _steps(count if count <= _SHORT_ITEMS else 1), at.t)
     np.multiply(at.e_and_s, at.factors, at.both)
     radius = np.add(at.less, at.more, at.less)
     np.sqrt(radius, radius)

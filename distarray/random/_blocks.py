@@ -38,27 +38,27 @@ from distarray.comm.kernels import (
 from distarray.random import _arrays, _formulas
 from distarray.typing import Box, Buffer, Shape
 
-_DEAR: Final = {"uniform": 4, "integer": 8, "normal": 16, "exponential": 16}
+_COST: Final = {"uniform": 4, "integer": 8, "normal": 16, "exponential": 16}
 """So many times as long as for a plain copy NumPy takes: see above, a value is copied in 0.8 ns."""
 _CALL_BYTES: Final = 16 * 1024
 """As long as for so many bytes NumPy takes for no value of those that take 16 times as long."""
-_SCATTERED: Final = 40
+_SCATTERED_COST: Final = 40
 """So many times as long as for a copy NumPy takes where indices have gaps: 5 to 110."""
 BATCH: Final = 256
 """Counter blocks at a time: a kernel's scratch memory of 16 KiB is in the first-level cache."""
 PIECE: Final = 16_384
 """Items that NumPy makes at a time: their temporaries are in the second-level cache."""
 
-_FEW: Final = 12
+_PYTHON_ITEMS: Final = 12
 """Up to so many numbers are made one by one, of Python's."""
 _LOWER: Final = 2**64 - 1
-_LONG: Final = 128
+_ROW_ITEMS: Final = 128
 """Items of rows that are drawn one by one: setting the state takes as long as drawing 600 items."""
-_GAP: Final = 600
+_GAP_ITEMS: Final = 600
 """So many items between others are drawn along: that takes no longer than a new start."""
-_FORMULA: Final = 28
-"""As long as drawing so many items takes one by the formula, and the calls for all `_CALLS`."""
-_CALLS: Final = 43_000
+_FORMULA_ITEMS: Final = 28
+"""As long as drawing so many items takes one by the formula, and all calls `_CALLS_ITEMS`."""
+_CALLS_ITEMS: Final = 43_000
 
 _KERNELS: Final = "distarray.random._kernels"
 
@@ -202,8 +202,8 @@ def _fill_on_host(
 
         in_parts(fill_part)
 
-    name, dear, nbytes = _name_of(flat.dtype), _DEAR[kind], flat.nbytes
-    if size > _FEW and dear == _DEAR["normal"]:
+    name, dear, nbytes = _name_of(flat.dtype), _COST[kind], flat.nbytes
+    if size > _PYTHON_ITEMS and dear == _COST["normal"]:
         nbytes = max(nbytes, _CALL_BYTES)
     by = kernel(_KERNELS, "fill", kind, name)
     run_faster(f"random {kind} {name}", nbytes, by, by_kernel, by_numpy, dear)
@@ -239,8 +239,8 @@ def draw(kind: str, index: np.ndarray, words: Words) -> np.ndarray:
             flat[at : at + PIECE] = _scattered(kind, index[at : at + PIECE], words, out.dtype)
 
     by = kernel(_KERNELS, "draw", kind)
-    nbytes = max(out.nbytes, _CALL_BYTES) if out.size > _FEW else out.nbytes
-    run_faster(f"random draw {kind}", nbytes, by, by_kernel, by_numpy, _SCATTERED)
+    nbytes = max(out.nbytes, _CALL_BYTES) if out.size > _PYTHON_ITEMS else out.nbytes
+    run_faster(f"random draw {kind}", nbytes, by, by_kernel, by_numpy, _SCATTERED_COST)
     return out
 
 
@@ -283,7 +283,7 @@ def _make_integers(
     memory: _arrays.Memory,
 ) -> None:
     found = _numbers(kind, words, geometry, first, out, memory)
-    if among and out.size <= _FEW:
+    if among and out.size <= _PYTHON_ITEMS:
         most = (1 << 8 * out.itemsize) - 1
         products = [x * among for x in found.tolist()]
         if min(map(_LOWER.__and__, products)) >= bound:
@@ -315,7 +315,7 @@ def _numbers(
     width, count = sizes[-1], out.size
     if len(sizes) == 1:
         runs = [(corner + first, count)]
-    elif width < _LONG:
+    elif width < _ROW_ITEMS:
         index = indices_of(geometry, np.arange(first, first + count))
         return _scattered(kind, index, words, out.dtype)
     else:
@@ -381,10 +381,10 @@ def _bits_at(index: np.ndarray, words: Words) -> np.ndarray:
     if not index.size:
         return np.empty(0, np.uint64)
     steps = np.diff(index)  # where indices descend they wrap around, beyond any gap
-    near = steps <= _GAP
+    near = steps <= _GAP_ITEMS
     cuts = (np.flatnonzero(~near) + 1).tolist()
-    drawn = int(steps[near].sum()) + _GAP * (len(cuts) + 1)
-    if drawn > _CALLS + _FORMULA * index.size:
+    drawn = int(steps[near].sum()) + _GAP_ITEMS * (len(cuts) + 1)
+    if drawn > _CALLS_ITEMS + _FORMULA_ITEMS * index.size:
         return _by_formula(index, words)
     philox = _take_philox(words)
     out = np.empty(index.size, np.uint64)
@@ -414,7 +414,7 @@ def _finished(found: np.ndarray, kind: str, dtype: Any, memory: _arrays.Memory) 
         return _formulas.unit_single(found) if dtype == np.float32 else found
     if kind == "integer":
         return found
-    if found.size > _FEW:
+    if found.size > _PYTHON_ITEMS:
         make = _arrays.make_normal if kind == "normal" else _arrays.make_exponential
         step = _arrays.room_in(memory)
         for at in range(0, found.size, step):

@@ -19,7 +19,7 @@ _UNITS: Final = 2.0**62
 """Into so many units the weights of a choice are cut, of which int64 holds the sums."""
 _SCALE: Final = 2.0**600
 """Times this all probabilities above 0, the least double too, have quotients that are finite."""
-_NEAR: Final = np.finfo(np.float64).eps ** 0.5
+_TOLERANCE: Final = np.finfo(np.float64).eps ** 0.5
 """How near to 1 NumPy wants the sum of the weights."""
 
 
@@ -135,7 +135,7 @@ class Choices(Shuffling):
             raise ShapeError(f"choice(p=) has shape {p.shape} and must have {(count,)}")
         total = float(p.sum())
         least = float(p.min()) if count else 0.0
-        if not (least >= 0 and abs(total - 1) <= _NEAR):
+        if not (least >= 0 and abs(total - 1) <= _TOLERANCE):
             raise ArgumentError(
                 f"choice(p=) has a sum of {total!r} and {least!r} as its least item; "
                 "probabilities are 0 or more, and their sum is 1: pass p / p.sum()"

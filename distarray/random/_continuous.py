@@ -131,15 +131,15 @@ def negative_binomial(items: Items, n: Any, p: Any) -> Any:
 
 # --- angles --------------------------------------------------------------------------------------
 
-_FLAT: Final = 1e-8
+_FLAT_KAPPA: Final = 1e-8
 """Concentrations below which no double tells the density from a constant: its parts vary by less
 than the probability of one of 2**53 numbers does."""
-_NARROW: Final = 1e6
+_NORMAL_KAPPA: Final = 1e6
 """Concentrations above which the angle is normal but for a relative error of 1 / (8 kappa)."""
 
 
 def vonmises(items: Items, mu: Any, kappa: Any) -> Any:
-    angle = mu + choose(items, kappa > _NARROW, _normal_angle, _any_angle, kappa)
+    angle = mu + choose(items, kappa > _NORMAL_KAPPA, _normal_angle, _any_angle, kappa)
     size = np.abs(angle)
     size = np.where(size > np.pi, np.fmod(size + np.pi, 2 * np.pi) - np.pi, size)
     return np.where(angle < 0, -size, size)
@@ -150,7 +150,7 @@ def _normal_angle(items: Items, kappa: Any) -> Any:
 
 
 def _any_angle(items: Items, kappa: Any) -> Any:
-    kappa = np.maximum(kappa, _FLAT)
+    kappa = np.maximum(kappa, _FLAT_KAPPA)
     root = 1 + np.sqrt(1 + 4 * kappa * kappa)
     rho = (root - np.sqrt(2 * root)) / (2 * kappa)
     # rho is kappa / 2 where it is small, and loses digits.

@@ -23,9 +23,9 @@ import numpy as np
 from distarray.random._formulas import logarithm, scaled
 from distarray.random._streams import Items, choose, pick, reject
 
-_FEW: Final = 10
+_LEAST_REJECTION_MEAN: Final = 10
 """Means from which on rejection serves, whose constants hold from there on."""
-_MOST: Final = 2.0**63 - 1024
+_LARGEST_COUNT: Final = 2.0**63 - 1024
 """The largest double that is an int64."""
 
 
@@ -132,12 +132,12 @@ def _transformed_rejection(
 
 
 def poisson(items: Items, lam: Any) -> Any:
-    return np.minimum(events(items, lam), _MOST)
+    return np.minimum(events(items, lam), _LARGEST_COUNT)
 
 
 def events(items: Items, lam: Any) -> Any:
     """Return Poisson variates that may be more than an int64 holds."""
-    return choose(items, lam < _FEW, _few_events, _many_events, lam)
+    return choose(items, lam < _LEAST_REJECTION_MEAN, _few_events, _many_events, lam)
 
 
 def _few_events(items: Items, lam: Any) -> Any:
@@ -154,7 +154,7 @@ def _many_events(items: Items, lam: Any) -> Any:
 def binomial(items: Items, n: Any, p: Any) -> Any:
     failures = p > 0.5
     rarer = np.where(failures, 1 - p, p)[()]
-    k = choose(items, n * rarer < _FEW, _few_successes, _many_successes, n, rarer)
+    k = choose(items, n * rarer < _LEAST_REJECTION_MEAN, _few_successes, _many_successes, n, rarer)
     return np.where(failures, n - k, k)
 
 
@@ -185,7 +185,15 @@ def hypergeometric(items: Items, good: Any, bad: Any, sample: Any) -> Any:
     total = good + bad
     fewer, part = np.minimum(good, bad), np.minimum(sample, total - sample)
     mean = fewer * (part / np.maximum(total, 1))
-    k = choose(items, mean < _FEW, _few_of_sample, _many_of_sample, fewer, total - fewer, part)
+    k = choose(
+        items,
+        mean < _LEAST_REJECTION_MEAN,
+        _few_of_sample,
+        _many_of_sample,
+        fewer,
+        total - fewer,
+        part,
+    )
     k = np.where(good > bad, part - k, k)
     return np.where(part < sample, good - k, k)
 
@@ -243,7 +251,7 @@ def logseries(items: Items, p: Any) -> Any:
     rest = np.exp(np.log1p(-p) * items.uniform(1))
     q = 1 - rest
     k = np.floor(1 + np.log(v) / np.log1p(-rest))
-    return np.where(v >= q, 1, np.where(v > q * q, 2, np.clip(k, 1, _MOST)))
+    return np.where(v >= q, 1, np.where(v > q * q, 2, np.clip(k, 1, _LARGEST_COUNT)))
 
 
 def zipf(items: Items, a: Any) -> Any:
@@ -257,7 +265,7 @@ def _propose_rank(items: Items, turn: int, power: Any) -> tuple[Any, Any]:
     k = np.floor(np.exp(-np.log(u) / power))
     more, most = np.expm1(power * np.log1p(1 / k)), np.expm1(math.log(2) * power)
     v = items.uniform(turn + 1)
-    return k, (k <= _MOST) & (v * k * (more / most) <= (1 + more) / (1 + most))
+    return k, (k <= _LARGEST_COUNT) & (v * k * (more / most) <= (1 + more) / (1 + most))
 
 
 # --- between bounds that are arrays: as between numbers ------------------------------------------

@@ -44,7 +44,7 @@ Fill = Callable[..., None]
 PIECE: Final = 1 << 16
 """Items at a time: with 16,384 a Poisson number takes twice as long, as each step is a call, and
 with 2**18, whose temporary arrays take 40 MiB, four fifths."""
-_PART: Final = 12
+_TURN_BITS: Final = 12
 """Bits of a turn below its part: 16 parts of 4096 turns. A sampler that refuses half of what it
 proposes, two turns each, needs more than that with a probability of 2**-2048."""
 
@@ -93,7 +93,7 @@ class Items:
 
     def part(self, number: int) -> Items:
         """Return the same items with other turns, for another variate of each."""
-        words = turned(self._words, number << _PART)
+        words = turned(self._words, number << _TURN_BITS)
         return Items(words, self._geometry, self._first, self.size, self._index)
 
     def take(self, places: np.ndarray) -> Items:
@@ -152,7 +152,7 @@ def reject(items: Items, propose: Callable[..., tuple[Any, Any]], *parameters: A
     while left.size:
         items, parameters = items.take(again), tuple(pick(parameters, again))
         turn += 2
-        if turn >> _PART:
+        if turn >> _TURN_BITS:
             raise ArgumentError(f"no number is accepted for the parameters {parameters}")
         out[left], accepted = propose(items, turn, *parameters)
         again = np.flatnonzero(~accepted)

@@ -72,14 +72,14 @@ Measured on two ranks of Zen 5: of blocks of 512 KiB that is as quick as to read
 rounds, of 32 KiB it takes a third of the time. All together count, as each rank reads all.
 """
 
-_MOST_READ = 8
+_READ_SHARE = 8
 """Part of a block, one in so many, from which on it counts as read by others: to write zeros first
 costs a tenth of what it costs to write over what they have read (`kernels._loop_nest`)."""
 
 
 def is_mostly_read(sent: int, held: int) -> bool:
     """Tell whether others read most of a block, by the bytes that they read and those it has."""
-    return _MOST_READ * sent >= held
+    return _READ_SHARE * sent >= held
 
 
 _ON_GPU = 0x1AD69E8B247F843C  # any number of 62 bits does

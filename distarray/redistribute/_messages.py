@@ -38,7 +38,7 @@ def region(box: Box) -> tuple[Any, ...]:
     return boxes.slices(box) or (Ellipsis,)
 
 
-_ASKED = 2
+_SAMPLED_RANKS = 2
 """Of so many ranks it is found out what they send, which takes 70 us for each message."""
 
 
@@ -98,7 +98,7 @@ def _packs_nothing(step: ExchangeStep, ranks: Sequence[int]) -> bool:
     """Tell whether all that ranks send each other goes as it lies; of many some are asked."""
     if step.reduce is not None:
         return False
-    for rank in ranks[:: -(-len(ranks) // _ASKED)]:
+    for rank in ranks[:: -(-len(ranks) // _SAMPLED_RANKS)]:
         src, dst = (_imagine(layout, step.dtype, rank) for layout in (step.src, step.dst))
         ends = [(src, one.src_box, one.peers) for one in step.sends(rank)]
         ends += [(dst, one.dst_box, one.peers) for one in step.receives(rank)]

@@ -72,13 +72,19 @@ METHODS = ["all", "any", "argmax", "argmin", "argsort", "choose", "clip", "cumpr
 """Functions that are methods of arrays, with the same arguments."""
 SMALL_LIMITS: dict[Any, dict[str, int]] = {
     _exchange: {"GATHERED_BYTES": 0},
-    _sort: {"_LINES": 2},
-    _block_sort: {"_SHORT": 4},
+    _sort: {"_MOST_LINES": 2},
+    _block_sort: {"_NUMPY_ITEMS": 4},
     _multiselection: {"_FEW_BYTES": 0, "_ROUND_BYTES": 400},
     _small_blocks: {"_MOST_BYTES": -1},
-    _quantiles: {"GATHERED_BYTES": 0, "_SORTED": -1, "_SAMPLE": 4, "_PIECE": 3, "_FEW_LINES": 0},
-    _histograms: {"_SPREAD": 0},
-    _searchsorted: {"FEW_BYTES": 0, "_ASKED": 1, "_IN_ORDER": 2},
+    _quantiles: {
+        "GATHERED_BYTES": 0,
+        "_SORTED_ITEMS": -1,
+        "_SAMPLE": 4,
+        "_PIECE": 3,
+        "_FEW_LINES": 0,
+    },
+    _histograms: {"_ALWAYS_DENSE": 0},
+    _searchsorted: {"FEW_BYTES": 0, "_LEAST_QUERIES": 1, "_SORTED_QUERIES": 2},
     _membership: {"FEW_BYTES": 0},
     _extraction: {"FEW_BYTES": 0},
     _selection: {"SPREAD_ITEMS": 20},
@@ -86,7 +92,7 @@ SMALL_LIMITS: dict[Any, dict[str, int]] = {
     _grouping: {"_FEW_ROWS": 0},
     _execute: {"_READ_BY_ALL": 0},
     _pipeline: {"_MANY_STATES": 0, "FOLDED_BY_ALL": 0},
-    _folding: {"_SMALL": 0},
+    _folding: {"_SMALL_BLOCK": 0},
 }
 """What makes small arrays take the ways of large ones."""
 

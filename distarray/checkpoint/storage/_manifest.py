@@ -231,7 +231,10 @@ def _check_array(name: str, told: dict[str, Any], stored: int) -> None:
     """Raise unless an array has a dtype, a shape that fits the bytes stored, and chunks."""
     itemsize, shape = dtype_of_spec(told["dtype"]).itemsize, told["shape"]
     _want(_is_shape(shape), f"the shape of {name!r}", shape, "integers, 0 or more")
-    fits = prod(shape) * itemsize <= stored and prod(n or 1 for n in shape) * itemsize <= _MOST
+    fits = (
+        prod(shape) * itemsize <= stored
+        and prod(n or 1 for n in shape) * itemsize <= _LARGEST_COUNT
+    )
     _want(fits, f"the shape of {name!r}", shape, f"of no more than the {stored} bytes stored")
     _want(isinstance(told.get("layout", ""), str), f"the layout of {name!r}", told, "text")
     _want(isinstance(told["chunks"], list), f"'chunks' of {name!r}", told["chunks"], "a list")
@@ -254,11 +257,11 @@ def _check_node(node: Node, arrays: Mapping[str, Entry]) -> None:
         decode(node)
 
 
-_MOST = 2**63 - 1  # that NumPy counts
+_LARGEST_COUNT = 2**63 - 1  # that NumPy counts
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
+    return type(value) is int and 0 <= value <= _LARGEST_COUNT
 
 
 def _is_shape(value: object) -> bool:

@@ -31,7 +31,7 @@ NBYTES = _FORMAT.size
 
 _PROBE = struct.Struct("=QQ")
 # Not measured; any numbers of these sizes do.
-_KEPT = 4096  # allocations of which the handle is remembered
+_HANDLES_KEPT = 4096  # allocations of which the handle is remembered
 _MOST_MAPPED = 64  # allocations of one owner
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
@@ -189,7 +189,7 @@ def _handle_of(block: Buffer) -> Lent | None:
     key = identity, base
     with _lock:
         if key not in _handles:
-            if len(_handles) >= _KEPT:
+            if len(_handles) >= _HANDLES_KEPT:
                 _handles.clear()
             runtime = _cuda().runtime
             try:

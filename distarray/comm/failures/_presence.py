@@ -47,7 +47,7 @@ _HERE: Final = b"here"  # then the question's number, and the answer
 
 _ABSENT, _FULL, _TOLD = range(3)
 # Not measured; any numbers of these sizes do.
-_KEPT: Final = 4096  # messages for ranks that have much to read
+_MESSAGES_KEPT: Final = 4096  # messages for ranks that have much to read
 _POLL: Final = 0.01  # seconds between looks for answers
 _SECONDS_TO_ANSWER: Final = 2.0  # for all that are asked at a time
 
@@ -70,7 +70,7 @@ class Presence:
         self.answer: Callable[[Question], Whereabouts] | None = None
         self._job = _digest(os.getuid(), _launcher.job(), _launcher.machine_name(rank))
         self._socket: socket.socket | None = None
-        self._unsent: deque[tuple[int, bytes]] = deque(maxlen=_KEPT)
+        self._unsent: deque[tuple[int, bytes]] = deque(maxlen=_MESSAGES_KEPT)
         self._numbers = itertools.count()
         self._open: dict[int, Inquiry] = {}  # questions by number
         self._answers: dict[int, Whereabouts] = {}

@@ -57,7 +57,7 @@ _OFF = ("0", "none")  # what turns the limit off
 _EVERY = 0.5  # seconds between looks
 _GRACE = 2.0  # for those who watch the time themselves
 _SECONDS_ENDING = 10.0  # that it takes a rank to end all others, at most
-_SOON = 0.25  # seconds after which it is asked whether a wait is a hang
+_FIRST_LOOK_SECONDS = 0.25  # seconds after which it is asked whether a wait is a hang
 
 _OWN_THREADS = (
     *("distarray waits", "distarray-copy", "distarray checksums"),
@@ -152,7 +152,7 @@ class Watchdog:
 
     def _end_hangs(self, now: list[tuple[int, Wait]]) -> None:
         main = threading.main_thread().ident or 0
-        soon = time.monotonic() - _SOON
+        soon = time.monotonic() - _FIRST_LOOK_SECONDS
         for thread, one in now:
             if one.meeting is not None and one.since < soon:
                 self._end_if(self.neighbours.gone(one.meeting, one.what), thread)

@@ -22,13 +22,13 @@ from distarray.comm.kernels._jit import Kernel
 _ROUNDS: Final = 3
 """Timed calls of each; the best of three is not disturbed by what else the machine does."""
 
-_CLEAR: Final = 1.5
+_CLEARLY_SLOWER: Final = 1.5
 """So many times slower than the kernel's best is NumPy's first call, and it has no second.
 
 More than calls of one kind differ from one another on a quiet machine; not measured further.
 """
 
-_CERTAIN: Final = 16
+_CERTAINLY_SLOWER: Final = 16
 """Where NumPy takes so many times as long as for a copy it is not tried: kernels take at most 3."""
 
 _FILE: Final = "kernels"
@@ -50,7 +50,7 @@ class _Trial:
             self.kernel = min(self.kernel, pace)
         else:
             self.plain = min(self.plain, pace)
-        clear = _CLEAR * self.kernel < self.plain < float("inf")
+        clear = _CLEARLY_SLOWER * self.kernel < self.plain < float("inf")
         if not clear and self.calls <= 2 * _ROUNDS:
             return ""
         return "numba" if self.kernel <= self.plain else "numpy"
@@ -97,7 +97,7 @@ def run_faster(
     run = None if choice in ("numpy", None) else kernel.load()
     if run is None:
         plain()
-    elif choice or dear >= _CERTAIN:
+    elif choice or dear >= _CERTAINLY_SLOWER:
         by_kernel(run)
     else:
         trial = _trials.get(name) or _trials.setdefault(name, _Trial())

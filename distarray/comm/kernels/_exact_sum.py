@@ -37,13 +37,13 @@ from distarray.comm.kernels._jit import Source
 _LEVEL: Final = 51
 """Bits from a level to the next. An integer of the first is 2**50 at most, as its unit is 2**50
 below a power of two that no item exceeds; of the second as well, since half a unit is left."""
-_MOST: Final = 4096
+_MOST_ITEMS: Final = 4096
 """Items of a sum whose integers are added up. Of 2**50 each they come to 2**62."""
 _LOWEST: Final = 49 << 52
 """Least exponent of a lane, so that units of its second level are not below that of the digits."""
 _HUGE: Final = 2000 << 52
 """Items with larger exponents could make a level, or a sum of a lane, too large for float64."""
-_AHEAD: Final = 4 << 52
+_EXPONENT_MARGIN: Final = 4 << 52
 """By how much exponents of lanes are above what the items need, as larger ones may follow."""
 _FIRST: Final = (3 << 52) | (1 << 51)
 _SECOND: Final = _FIRST - (_LEVEL << 52)
@@ -56,7 +56,7 @@ with 512 lanes or chunks of 16 or 64 KiB sums over rows of 8 to 8192 items took 
 long."""
 _ITEMS: Final = 4096
 """Of a chunk in scratch memory: 32 KiB."""
-_SOON: Final = 4
+_PREFETCH_ROWS: Final = 4
 """So many rows ahead are asked for, as each begins in another page."""
 LONG: Final = 64
 """Items side by side that are a line; of fewer several sums become lanes."""
@@ -141,8 +141,8 @@ def _load(
             c = 0
             if t1 <= s1:
                 for i in range(run):
-                    if i + _SOON < n1 - i1:
-                        item = start + (i + _SOON) * s1
+                    if i + _PREFETCH_ROWS < n1 - i1:
+                        item = start + (i + _PREFETCH_ROWS) * s1
                         for j in range(item, item + few * t1, 8):
                             prefetch_item(x, j)
                     if t1 == 1:
@@ -291,7 +291,7 @@ def _add_chunk(
     largest, grows = _find_exponents(scratch, columns, lanes)
     is_huge = largest > _HUGE
     left = np.int64(0)
-    if grows or is_huge or count > _MOST:
+    if grows or is_huge or count > _MOST_ITEMS:
         if is_clear:
             clear(words, base, columns)
             is_clear = 0
@@ -300,7 +300,9 @@ def _add_chunk(
     if not is_huge:
         for lane in range(lanes):
             exponent, largest = scratch[_EXPONENT + lane], scratch[_LARGEST + lane]
-            scratch[_EXPONENT + lane] = largest + _AHEAD if largest > exponent else exponent
+            scratch[_EXPONENT + lane] = (
+                largest + _EXPONENT_MARGIN if largest > exponent else exponent
+            )
         if is_narrow:
             _add_high(scratch, rows, lanes)
             left = _left_of(scratch, lanes)
@@ -358,7 +360,7 @@ def _add_columns(
                 is_clear = _add_chunk(
                     scratch, deep, columns, lanes, is_narrow, words, base, is_clear, count
                 )
-                count = rows if count > _MOST else count
+                count = rows if count > _MOST_ITEMS else count
             if is_clear:
                 half = lanes // 2
                 while half >= columns:
@@ -441,7 +443,7 @@ def _add_lines(
 ) -> Any:  # fmt: skip
     """Add up items of one sum after the other."""
     words = scratch if wanted else out
-    ahead = _AHEAD if n0 > 1 or n > _LINE else 0
+    ahead = _EXPONENT_MARGIN if n0 > 1 or n > _LINE else 0
     told = np.int64(0)
     lane = 0  # of this sum; those below have all of theirs
     for to in range(k0 * k1):
@@ -465,7 +467,7 @@ def _add_lines(
                 largest &= FIELD
                 total += count
                 is_huge = largest > _HUGE
-                if total > count and (largest > exponent or total > _MOST):
+                if total > count and (largest > exponent or total > _MOST_ITEMS):
                     if is_clear:
                         clear(words, base, 1)
                         is_clear = 0

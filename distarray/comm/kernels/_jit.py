@@ -38,18 +38,18 @@ JOBS: Final = (
 )  # fmt: skip
 """What kernels do; `DISTARRAY_KERNELS` knows these words."""
 
-_LOADING: Final = 512 << 20
+_BYTES_BEFORE_LOADING: Final = 512 << 20
 """Bytes of a plain copy whose work NumPy does before the first kernel is loaded.
 
 Loading takes 35 ms, as measured on Zen 4, and so much is gained by streaming stores then.
 """
 
-_COMPILING: Final = 16 << 30
+_BYTES_BEFORE_COMPILING: Final = 16 << 30
 """The same before a kernel is compiled, which takes about a second."""
 
 _TYPES: Final = {"int64": ctypes.c_int64, "uint64": ctypes.c_uint64, "float64": ctypes.c_double}
 
-_SUM: Final = 16  # bytes of the checksum before a kernel's signature and code
+_CHECKSUM_BYTES: Final = 16  # bytes of the checksum before a kernel's signature and code
 
 _C_LIBRARY: Final = frozenset(("sqrt", "memcpy", "memmove", "memset"))
 """What kernels may call: the interpreter has these of the C library."""
@@ -155,11 +155,11 @@ class Kernel:
         if _hasty:
             return not self._absent
         self._seen += nbytes
-        if self._absent or (self._seen <= _LOADING and not _linked):
+        if self._absent or (self._seen <= _BYTES_BEFORE_LOADING and not _linked):
             return False
         if self._is_kept is None:
             self._is_kept = self._find() is not None
-        return self._is_kept or self._seen > _COMPILING
+        return self._is_kept or self._seen > _BYTES_BEFORE_COMPILING
 
     def load(self) -> Callable[..., Any] | None:
         """Return what runs the kernel, whatever it takes to get there.
@@ -186,9 +186,9 @@ class Kernel:
         if not _usable():
             return None
         content = _machine.read(self._file())
-        if content is None or _checksum(content[_SUM:]) != content[:_SUM]:
+        if content is None or _checksum(content[_CHECKSUM_BYTES:]) != content[:_CHECKSUM_BYTES]:
             return None
-        return content[_SUM:]
+        return content[_CHECKSUM_BYTES:]
 
     def _compile(self) -> bytes | None:
         """Return signature and machine code, and keep both; None where Numba cannot make it."""
@@ -223,7 +223,7 @@ def _checksum(content: bytes) -> bytes:
 def _hash(content: bytes) -> Any:
     from hashlib import blake2b  # here, as what follows: a millisecond or more of the import
 
-    return blake2b(content, digest_size=_SUM)
+    return blake2b(content, digest_size=_CHECKSUM_BYTES)
 
 
 def _usable() -> bool:

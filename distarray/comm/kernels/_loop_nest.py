@@ -43,12 +43,12 @@ _SHORT_RUN = range(9, 129)  # bytes of rows, up to two lines, that a kernel move
 _TRANSPOSED = (1, 2, 4, 8, 16)
 _TRANSPOSED_STREAMING = (4, 8, 16)
 """Bytes of items that a kernel transposes, and that it does past the caches."""
-_DEAR = 6
+_TRANSPOSE_COST = 6
 """So many times as long as for a plain copy NumPy takes for one transposed, or of short rows."""
 _BYTES_PER_CALL = 32 * 1024
 """Least work of one call of a kernel, which costs about 2 microseconds."""
 
-_LENT_DEAR = 8
+_SHARED_WRITE_COST = 8
 """So many times as long as for a plain copy an ordinary write takes of memory that other cores have
 read, at the least: on two cores of Zen 4 that share no cache 19 times up to 4 MiB, 8 times of 8."""
 
@@ -147,12 +147,14 @@ def write_lent(dst: np.ndarray, write: Callable[[], object]) -> None:
         _sweep(by, dst)
         write()
 
-    run_faster("renew", dst.nbytes, _kernel("stream_fill"), sweep_and_write, write, _LENT_DEAR)
+    run_faster(
+        "renew", dst.nbytes, _kernel("stream_fill"), sweep_and_write, write, _SHARED_WRITE_COST
+    )
 
 
 def renew(dst: np.ndarray) -> None:
     """Write zeros past the caches to what other cores have read, if `write_lent` has chosen to."""
-    by = is_chosen("renew", dst.nbytes, _kernel("stream_fill"), _LENT_DEAR)
+    by = is_chosen("renew", dst.nbytes, _kernel("stream_fill"), _SHARED_WRITE_COST)
     if by is not None:
         _sweep(by, dst)
 
@@ -253,14 +255,14 @@ def _copy_transposed(
             _kernel("transpose", itemsize, 0),
             copy_planes,
             lambda: np.copyto(dst, src),
-            _DEAR,
+            _TRANSPOSE_COST,
         )
 
     aligned = (d | dst_stride) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in beyond)
     if streaming and aligned and itemsize in _TRANSPOSED_STREAMING:
         by = _kernel("transpose", itemsize, 1)
         job = f"transpose streaming {itemsize}"
-        run_faster(job, dst.nbytes, by, copy_planes, through_caches, _DEAR)
+        run_faster(job, dst.nbytes, by, copy_planes, through_caches, _TRANSPOSE_COST)
     else:
         through_caches()
     return True

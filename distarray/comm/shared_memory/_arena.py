@@ -34,9 +34,11 @@ from distarray.errors import ArgumentError, OutOfMemoryError
 _PAGE = mmap.PAGESIZE
 _MADV_REMOVE = 9  # Linux
 _STAGGER = 5 * 64  # an odd number of cache lines: all of a page's are used before one comes again
-_LARGE = 64 << 20  # of so many fresh bytes, at once or in sum, the system is asked first: a guess
+_CHECKED_BYTES = (
+    64 << 20
+)  # of so many fresh bytes, at once or in sum, the system is asked first: a guess
 
-_FORGOTTEN = 64 << 20
+_EVICTED_BYTES = 64 << 20
 """Bytes of blocks after which the caches of others hold something else.
 
 Twice the last cache of Zen 4, where it takes three times as long to write over 16 MiB that others
@@ -152,7 +154,7 @@ class Arena:
             was_lent = None
             if offset in self.lent:
                 start, stop, then = self.lent.pop(offset)
-                was_lent = (start, stop) if self.leased - then <= _FORGOTTEN else None
+                was_lent = (start, stop) if self.leased - then <= _EVICTED_BYTES else None
             shift = 0
             if _begins_at_huge_page(size):
                 shift = self._shift = (self._shift - _STAGGER) % _PAGE
@@ -234,17 +236,17 @@ class Arena:
         """Return a stretch with new pages; None where the arena has no room for it."""
         self._unasked += size
         left = size
-        if self._unasked >= _LARGE:
+        if self._unasked >= _CHECKED_BYTES:
             self._unasked = 0
             left = available()
-            if size + _LARGE > left and self._idle_bytes:
+            if size + _CHECKED_BYTES > left and self._idle_bytes:
                 self._trim(0)
                 left = available()
         offset = self._take_empty(size)
         if offset is None:
             return None
         reason = "more than the system has left"
-        if size < _LARGE or size <= left:
+        if size < _CHECKED_BYTES or size <= left:
             try:
                 self.map.populate(offset, size)
             except OSError as error:
@@ -297,7 +299,7 @@ def _map_file(file: int, capacity: int) -> Mapping:
         try:
             return Mapping(file, capacity, writable=True)
         except (OSError, ValueError):
-            if capacity <= _LARGE:
+            if capacity <= _CHECKED_BYTES:
                 raise
             # A quarter, so that the limit leaves room for everything else.
             capacity //= 4

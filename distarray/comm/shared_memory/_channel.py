@@ -73,11 +73,11 @@ _SPINS = 200  # reads of a flag before the core is offered to others
 _SPINS_APART = 2000  # so many more, 50 us, where it is known that the late rank has another core
 _SPINS_CROWDED = 10  # the same where the node has more ranks than cores
 _YIELDS = 2000  # offers before sleeping in between
-_REFUSED = 20
+_MOST_REFUSED = 20
 """Offers in a row that nobody has taken before a rank sleeps where ranks share cores: Linux may
 give each a group of its own (sched(7), "autogroup") and hand nothing over to others, or give it to
 other programs. A barrier of 4 ranks on two cores took 1.7 ms then, and 0.12 ms with sleep."""
-_TAKEN = 2.5e-6
+_TAKEN_SECONDS = 2.5e-6
 """Seconds from which on an offer has been taken: two switches take 5 us, none 1 us (measured on a
 virtual machine; on hardware both are quicker by half)."""
 _SLEEP = 50e-6  # seconds, about what Linux makes of shorter ones (its timers have 50 us of slack)
@@ -344,8 +344,8 @@ class Channel:
                 return
             os.sched_yield()
             now = time.perf_counter()
-            refused = refused + 1 if now - since < _TAKEN else 0
-            if self._is_crowded and refused == _REFUSED:
+            refused = refused + 1 if now - since < _TAKEN_SECONDS else 0
+            if self._is_crowded and refused == _MOST_REFUSED:
                 break
             since = now
         deadline = time.monotonic() + timeout()

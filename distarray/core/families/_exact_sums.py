@@ -50,7 +50,7 @@ _TILE: Final = 1 << 15
 """Items of a tile: its scratch memory and a few more calls of NumPy fit the second-level cache.
 With 2**12, 2**14 and 2**15 items an operation of NumPy takes 0.8, 0.45 and 0.35 ns an item on Zen
 1."""
-_KEPT: Final = 2048
+_STATES_AT_ONCE: Final = 2048
 """Sums that are found together: 1.5 MB of words, and as much to round them."""
 _DEPTH: Final = 16
 """Least items of a sum in a tile, where it has so many; not measured further."""
@@ -66,19 +66,19 @@ _INVALID, _OVERFLOW = 1, 2
 """What it tells: a sum has infinities of both signs, or is too large for float64."""
 _SCRATCH: Final = 30760
 """Words of its scratch memory."""
-_SHORT: Final = 128
+_PYTHON_ITEMS: Final = 128
 """Items of a sum that Python's library adds up in less time than it takes to call a kernel."""
-_MIDDLING: Final = 1024
+_NUMPY_ITEMS: Final = 1024
 """The same of NumPy: 40 us of items that are alike, 100 us of such that differ by 2**600."""
-_LONG: Final = 64
+_LINE_ITEMS: Final = 64
 """Items side by side that are a line, which another kernel adds up."""
 
 _kernel = functools.partial(kernel, "distarray.comm.kernels._exact_sum")
 _KINDS: Final = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
-_DEAR: Final = 6
-_DEAR_TO_ROUND: Final = 30
+_ITEM_COST: Final = 6
+_ROUNDING_COST: Final = 30
 """So many times as long as for a plain copy NumPy takes, of items and of words to round."""
-_DEAR_TO_CALL: Final = 1 << 20
+_CALL_BYTES: Final = 1 << 20
 """A plain copy of so many bytes takes as long as a call of few items by NumPy, 0.1 ms."""
 
 
@@ -140,7 +140,7 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     if wanted and block is not None and prod(way.shape) == way.size:  # of one item each
         sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
         return sums.view(np.int64)
-    if way.is_one and way.size <= _SHORT:
+    if way.is_one and way.size <= _PYTHON_ITEMS:
         one = _sum_few(items)
         if one is not None:
             return np.full(way.shape, one).view(np.int64)
@@ -160,7 +160,7 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
             found.append(_find_by_tiles(items, axes, wanted, run))
 
     def by_numpy() -> None:
-        one = _sum_few(items) if way.is_one and way.size <= _MIDDLING else None
+        one = _sum_few(items) if way.is_one and way.size <= _NUMPY_ITEMS else None
         if one is None:
             found.append(_find_by_tiles(items, axes, wanted))
         else:
@@ -223,9 +223,9 @@ def _way(
             nest = None if multiplies and not nest.has_lines else nest
         has_lines = _lines_in_tiles(shape, strides, axes) if nest is None else nest.has_lines
     nbytes = 8 * max(count, 1)
-    takes = _DEAR * nbytes + _DEAR_TO_CALL
+    takes = _ITEM_COST * nbytes + _CALL_BYTES
     if wanted:
-        takes += _DEAR_TO_ROUND * 8 * WORDS * prod(ones)
+        takes += _ROUNDING_COST * 8 * WORDS * prod(ones)
     how = "made" if nest is None else "multiplied" if multiplies else "read"
     kind = "f8" if nest is None or kind is None else kind
     job = f"reduce exactly {kind} {how} {'in lines' if has_lines else 'in columns'}"
@@ -309,7 +309,7 @@ class _Nest(NamedTuple):
         """Tell whether items of a sum lie side by side, and are so many that they make a line."""
         (outer, _), (inner, apart) = self.kept[-2:]
         count, step = self.reduced[-1]
-        return step == 1 and count >= _LONG and (outer * inner == 1 or apart != 1)
+        return step == 1 and count >= _LINE_ITEMS and (outer * inner == 1 or apart != 1)
 
     def run(
         self,
@@ -429,7 +429,7 @@ def _find_by_tiles(
     ones = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
     result = np.empty(ones if wanted else (*ones, WORDS), np.int64)
     depth = prod(shape[axis] for axis in axes)
-    budget = min(_TILE, _KEPT * min(depth, _DEPTH))
+    budget = min(_TILE, _STATES_AT_ONCE * min(depth, _DEPTH))
     steps = tile_shape(shape, items.strides, axes, budget, _DEPTH)
     order = sorted(every, key=lambda axis: -abs(items.strides[axis]))
     places = np.argsort(order)
@@ -550,9 +550,9 @@ def _round(words: Buffer, wanted: int) -> Buffer:
         if len(flat) == 1 and not flat[0, DIGITS:].any():
             sums.view(np.float64)[0] = _round_one(flat[0, :DIGITS].tolist(), bool(to_odd))
             return
-        for start in range(0, len(flat), _KEPT):
-            part = _round_by_numpy(flat[start : start + _KEPT].T, bool(to_odd))
-            sums[start : start + _KEPT] = part.view(np.int64)
+        for start in range(0, len(flat), _STATES_AT_ONCE):
+            part = _round_by_numpy(flat[start : start + _STATES_AT_ONCE].T, bool(to_odd))
+            sums[start : start + _STATES_AT_ONCE] = part.view(np.int64)
 
     run_faster(
         "reduce exactly words",
@@ -560,7 +560,7 @@ def _round(words: Buffer, wanted: int) -> Buffer:
         _kernel("round_words"),
         lambda run: _tell(run(address_of(flat), len(flat), address_of(sums), to_odd)),
         by_numpy,
-        _DEAR_TO_ROUND,
+        _ROUNDING_COST,
     )
     return sums.reshape(words.shape[:-1])
 

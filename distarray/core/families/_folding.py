@@ -39,19 +39,19 @@ ASSOCIATIVE = frozenset(
 )
 """The ufuncs by which results of blocks combine, in floating point but for rounding."""
 
-_NARROW = 256
+_NARROW_ROW = 256
 """Items of a row from which NumPy's own loop is as fast: 2**21 float64 in rows of 4, 16, 64 and 256
 take it 25, 1.9, 0.68 and 0.50 ms on one core of an AMD EPYC, and folded 0.40 to 0.50 ms."""
-_WIDE = 2048
+_FOLDED_ROW = 2048
 """Items of a folded row: 16 KiB of float64, so that two are in the first-level cache."""
-_SMALL = 1 << 15
+_SMALL_BLOCK = 1 << 15
 """Items of a block below which folding gains at most 15 microseconds, or nothing."""
-_LINE: Final = 512
+_LINE_ITEMS: Final = 512
 """Items of a line that one product with ones adds up, in 8 lanes at least: rounding grows as in 64
 to 128 sums, as in NumPy's. Lines of 1,024 are a twentieth faster."""
-_LONG: Final = 1 << 13
+_LONG_ROW: Final = 1 << 13
 """Items of a row from which products pay."""
-_ONES: Final = {np.dtype(char): np.ones(_LINE, char) for char in "fd"}
+_ONES: Final = {np.dtype(char): np.ones(_LINE_ITEMS, char) for char in "fd"}
 
 
 def fold_block(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffer | None] | None:
@@ -71,15 +71,15 @@ def fold_block(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffe
         pay.
     """
     lead = len(axes)
-    if block.size < _SMALL or lead in (0, block.ndim) or axes[-1] != lead - 1:
+    if block.size < _SMALL_BLOCK or lead in (0, block.ndim) or axes[-1] != lead - 1:
         return None
     kept = 1
     for size in block.shape[lead:]:
         kept *= size
-    if not 0 < kept < _NARROW or not block.flags.c_contiguous:
+    if not 0 < kept < _NARROW_ROW or not block.flags.c_contiguous:
         return None
     rows = block.reshape(-1, kept)
-    copies = 1 << (_WIDE // kept).bit_length() - 1
+    copies = 1 << (_FOLDED_ROW // kept).bit_length() - 1
     whole = len(rows) // copies
     if whole < 2:
         return None
@@ -91,9 +91,13 @@ def fold_block(block: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, int, Buffe
 def sum_piece(piece: Buffer) -> Any:
     """Return the sum of one axis of items that stay in the cache."""
     ones = _ONES.get(piece.dtype)
-    if ones is None or piece.size % _LINE or not (piece.flags.c_contiguous and piece.flags.aligned):
+    if (
+        ones is None
+        or piece.size % _LINE_ITEMS
+        or not (piece.flags.c_contiguous and piece.flags.aligned)
+    ):
         return np.add.reduce(piece)
-    return np.add.reduce(np.matmul(piece.reshape(-1, _LINE), ones))
+    return np.add.reduce(np.matmul(piece.reshape(-1, _LINE_ITEMS), ones))
 
 
 def _sum_lines(block: Buffer, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -107,15 +111,15 @@ def _sum_lines(block: Buffer, axes: tuple[int, ...], keepdims: bool) -> Any:
         return None
     if block.flags.f_contiguous and not kept:
         block = block.T
-    if not block.flags.c_contiguous or block.size < max(2 * _SMALL, _LONG * prod(kept)):
+    if not block.flags.c_contiguous or block.size < max(2 * _SMALL_BLOCK, _LONG_ROW * prod(kept)):
         return None
     rows = block.reshape(prod(kept), -1)
-    lines = rows.shape[1] // _LINE
-    whole = rows[:, : lines * _LINE].reshape(-1, lines, _LINE)
+    lines = rows.shape[1] // _LINE_ITEMS
+    whole = rows[:, : lines * _LINE_ITEMS].reshape(-1, lines, _LINE_ITEMS)
     with np.errstate(all="ignore"):
         total = np.add.reduce(np.matmul(whole, ones), 1)
-        if lines * _LINE < rows.shape[1]:
-            total += np.add.reduce(rows[:, lines * _LINE :], 1)
+        if lines * _LINE_ITEMS < rows.shape[1]:
+            total += np.add.reduce(rows[:, lines * _LINE_ITEMS :], 1)
         if not np.isfinite(total).all():
             return None
     return total.reshape(kept + (1,) * len(axes) * keepdims)[()]
@@ -150,7 +154,7 @@ def reduce_block(
     """
     if dtype is not None:
         block, dtype = convert_to_unit(block, dtype)
-    if block.__class__ is np.ndarray and block.size < _SMALL:
+    if block.__class__ is np.ndarray and block.size < _SMALL_BLOCK:
         return ufunc.reduce(block, axes, dtype, None, keepdims, **options)
     if not _backend.is_numpy(block):
         if ufunc not in _ON_DEVICE:  # CuPy lacks it

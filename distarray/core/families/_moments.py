@@ -29,7 +29,7 @@ TILE_BYTES = 512 * 1024
 _DEPTH = 16
 """Least reduced items per kept item in a tile, where there are so many. Over axis 0 of
 64 x 1024 x 512 float64: 293, 130, 92, 130 and 136 ms with 1, 4, 16, 64 and 256."""
-_DOTTED = 4096
+_DOT_ITEMS = 4096
 """Items of one dot product, in single precision an eighth of them: so rounding errors grow as in
 NumPy's sums. 2**22 float64 take 7.6 ms in pieces of 256 and 3.6 ms in those of 1,024 or more, on
 one core of an AMD EPYC."""
@@ -240,7 +240,7 @@ def sum_of_squares(line: Buffer) -> Any:
     """
     if line.dtype.kind == "c":
         line = line.view(line.real.dtype)
-    length = _DOTTED if line.itemsize >= 8 else _DOTTED // 8
+    length = _DOT_ITEMS if line.itemsize >= 8 else _DOT_ITEMS // 8
     if line.size < length:
         return np.vdot(line, line)
     whole = line.size // length * length

@@ -30,7 +30,7 @@ PIECE = 32 * 1024
 
 _INTEGER = np.dtype(np.int_)
 _WIDE = 1 << (8 * _INTEGER.itemsize - 1)
-_FEW = 4096
+_NUMPY_ITEMS = 4096
 """Items that NumPy counts by itself, in memory of its own."""
 _DATES = (np.datetime64, date)
 _DURATIONS = (np.timedelta64, timedelta)
@@ -216,7 +216,7 @@ def _count_from(head: Buffer, start: int, stop: int) -> Buffer:
         block.real = _count_from(head.real.copy(), start, stop)
         block.imag = _count_from(head.imag.copy(), start, stop)
         return block
-    if head.dtype == _INTEGER and len(head) > 1 and stop - start < _FEW:
+    if head.dtype == _INTEGER and len(head) > 1 and stop - start < _NUMPY_ITEMS:
         first, second = head.tolist()
         step = second - first
         low, high = first + start * step, first + stop * step

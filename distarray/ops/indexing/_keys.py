@@ -20,7 +20,7 @@ from distarray.errors import ArgumentError, IndexingError
 from distarray.ops.families._selection import WHOLE_AXIS, Item, Key, expand, normalize_key
 from distarray.typing import Buffer, Shape
 
-_FEW = 32
+_PYTHON_ITEMS = 32
 """Items of which Python finds the least and the greatest sooner than NumPy."""
 
 
@@ -174,7 +174,7 @@ def wrap_index(index: Buffer, size: int, axis: int) -> Buffer:
     index = index.astype(np.int64, copy=False)
     if not index.size:
         return index
-    if index.size <= _FEW:
+    if index.size <= _PYTHON_ITEMS:
         items = index.reshape(-1).tolist()
         low, high = min(items), max(items)
     else:

@@ -38,7 +38,7 @@ KERNEL_BYTES = 1 << 20
 """Kernels are copied to every process. The direct formula multiplies every item with all of the
 kernel: of a longer one a Fourier transform is far quicker, also where it has to be moved for it."""
 
-_LONG = 1 << 14
+_LEAST_SPLIT_ITEMS = 1 << 14
 """Items of a block from which on two more calls of its ends take less time than a copy of it."""
 
 _MODES = ("full", "same", "valid")
@@ -97,7 +97,7 @@ def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
     text = f"convolution of {source!r} with {width} items"
     blocks = source.partition(0)
     shortest = min(end - begin for begin, end in pairwise(blocks.offsets))
-    if blocks.count > 1 and shortest >= max(width, _LONG):
+    if blocks.count > 1 and shortest >= max(width, _LEAST_SPLIT_ITEMS):
         return _bind_long(step, reach, shift, text)
     get = fetch(source, 0, reach, text)
     part = slice(start + shift - low, stop + shift - low)

@@ -69,33 +69,33 @@ Slices: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 """Of each slice of the left operand the last bit, and last bits of the right one's slices that it
 meets; bits are counted from the largest item of a row or column, which is below 1."""
 
-_FEW: Final = 10
+_FIRST_BITS: Final = 10
 """Bits of the first look at most, so that libraries which round float32 to 11 bits agree."""
-_FEWEST: Final = 3
+_FEWEST_PRODUCTS: Final = 3
 """Products that more bits at a time could not do without."""
-_LONG: Final = 256
+_LONG_AXIS: Final = 256
 """Terms from which on two products of half as many take hardly longer."""
 _WIDTHS: Final = 4
 """So many widths of a slice are tried for each number of its products, the widest first. All would
 take 3 to 10 ms, as long as a product of 512 rows, and save one product in 1 of 100 cases."""
 _SHARE: Final = 17 / 32
 """Of a sum, about what parts of its terms come to at most where these are multiplied in parts."""
-_APART: Final = 11 / 16
+_HALVED_FROM: Final = 11 / 16
 """Sums of rows are halved from this part of the largest on, if the least is half of it at most:
 those of alike items are within a tenth or two of one number, or of twice of it."""
-_USUAL: Final = 6
+_USUAL_PRODUCTS: Final = 6
 """Products up to which the first look decides."""
 _REACHES: Final = (12, 28)
 """Bits from a row's and a column's largest items down to `|x1| @ |x2|`, for which it is weighed
 whether slices reach so far; and as many as the second look sees."""
-_EXACT: Final = 64
+_EXACT_COST: Final = 64
 """So many times as long as in a product of slices an item takes by exact sums. Measured on Zen 3:
 2.7 ns for each pair of items, beside 0.06."""
-_DEAR: Final = 6
+_CUT_COST: Final = 6
 """So many times as long as for a plain copy NumPy takes to cut a matrix, or to find first bits."""
 _PIECE: Final = 1 << 15
 """So many items at once, with what is computed of them, stay in the cache of a core."""
-_GATHERED: Final = 1 << 22
+_GATHERED_ITEMS: Final = 1 << 22
 """Items of rows, and of columns, that a process gets at a time to sum up some items exactly."""
 
 
@@ -312,7 +312,7 @@ def _run_faster(
         return
     kind = rows.block.dtype.str[1:]
     run = kernel("distarray.comm.kernels._slices", name, kind)
-    run_faster(f"{job} {kind}", rows.block.nbytes, run, by_kernel, by_numpy, _DEAR)
+    run_faster(f"{job} {kind}", rows.block.nbytes, run, by_kernel, by_numpy, _CUT_COST)
 
 
 def _find_heads(x: Any, axis: int, bits: int, dtype: Any) -> tuple[Any, Any, Any]:
@@ -591,7 +591,7 @@ def _multiply_real(
         slices = choose_slices(look.bounds, look.bounds, look.bits, look.allowed * 2.0**-reached)
         beyond = logic.greater(reach, reached)
         count = int(reductions.count_nonzero(beyond))
-        takes = count_products(slices) + _EXACT * count / prod(reach.shape)
+        takes = count_products(slices) + _EXACT_COST * count / prod(reach.shape)
         if takes < cost:
             cost, best, rest, some = takes, slices, beyond, count
     found = _multiply_slices(product, x1, x2, look._replace(slices=best), dtype)
@@ -646,19 +646,19 @@ class _Look(NamedTuple):
 def _look(product: Product, x1: Any, x2: Any, dtype: Any, agree: Agree | None = None) -> _Look:
     """Find out which slices of matrices are to be multiplied; of blocks, with all processes."""
     depth = x1.shape[-1]
-    half = min(_FEW, (24 - (depth - 1).bit_length()) // 2)  # so that sums of heads are exact
+    half = min(_FIRST_BITS, (24 - (depth - 1).bit_length()) // 2)  # so that sums of heads are exact
     kind: Any = np.float32
     if half < 4:
-        half, kind = _FEW, np.float64
+        half, kind = _FIRST_BITS, np.float64
     of_both = [_find_heads(x, axis, half, kind) for x, axis in ((x1, -1), (x2, -2))]
     # Heads are rounded up for what is no less than sums of magnitudes.
     largest, heads, sums = zip(*of_both, strict=True)
     firsts = [*heads]
     most, least = _extremes(agree, sums, sums)
     # Half a unit is left to the last rounding, a tenth of that to others, but to halves a unit.
-    allowed = (depth - (0.55 if depth < _LONG else 1.1)) * float(np.finfo(dtype).eps)
+    allowed = (depth - (0.55 if depth < _LONG_AXIS else 1.1)) * float(np.finfo(dtype).eps)
     limits = [
-        floor(_APART * high) if high >= 2 * low else inf
+        floor(_HALVED_FROM * high) if high >= 2 * low else inf
         for high, low in zip(most, least, strict=True)
     ]
     look = _Look(largest, sums, limits, half, allowed)
@@ -687,12 +687,14 @@ def _look(product: Product, x1: Any, x2: Any, dtype: Any, agree: Agree | None = 
     error, parts = -_round_up(-allowed * seen * unit**2), 1
     slices = choose_slices(bounds, bounds, half, error)
     share = min(rows, columns) * _SHARE
-    if count_products(slices) > _FEWEST and depth >= _LONG and share >= 1 + unit:
+    if count_products(slices) > _FEWEST_PRODUCTS and depth >= _LONG_AXIS and share >= 1 + unit:
         of_part = Bounds(rows * _SHARE, columns * _SHARE, min(share, pairs), ceil(depth / 2))
         others = choose_slices(bounds, bounds_of(*of_part), half, error)
         if count_products(others) < count_products(slices):
             slices, parts = others, _count_parts(agree, firsts, of_part, unit)
-    return look._replace(slices=slices if count_products(slices) <= _USUAL else (), parts=parts)
+    return look._replace(
+        slices=slices if count_products(slices) <= _USUAL_PRODUCTS else (), parts=parts
+    )
 
 
 def _bound_least(agree: Agree | None, heads: Sequence[Any], sums: Sequence[float]) -> float:
@@ -844,7 +846,7 @@ def _write_exactly(
             on = _backend.device_of(found._local)
             x = found._new(_backend.asarray(x, on), replicated_layout(mesh, x.shape))
         lines.append(broadcast_to(x, (*batch, *x.shape[-2:])))
-    at_once = max(1, mesh.size * _GATHERED // x1.shape[-1])
+    at_once = max(1, mesh.size * _GATHERED_ITEMS // x1.shape[-1])
     for start in range(0, count, at_once):
         some = [
             place[start : start + at_once].redistribute([Shard(0)] * mesh.ndim) for place in places

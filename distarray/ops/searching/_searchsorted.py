@@ -37,10 +37,10 @@ from distarray.typing import Buffer
 FEW_BYTES: Final = 64 * 1024
 """Up to so many bytes every process may get all of an operand; as much as a selection's round."""
 
-_ASKED: Final = 1 << 16
+_LEAST_QUERIES: Final = 1 << 16
 """Questions that an owner answers in one round, at least; more if they are spread evenly."""
 
-_IN_ORDER: Final = 1 << 13
+_SORTED_QUERIES: Final = 1 << 13
 """Of so many sought items, and of as many in which they are, the sought ones are sorted first, so
 that searches that follow one another end close by (1 Mi in 512 Ki float64: 0.5 s against 0.15)."""
 
@@ -153,7 +153,7 @@ class _Owners:
         start = int(offsets[comm.rank])
         counts = np.bincount(owner, minlength=comm.size)
         most, total = (totals := comm.all_reduce(counts)).max(), totals.sum()
-        rounds = int(most // max(_ASKED, 2 * total // comm.size)) + 1
+        rounds = int(most // max(_LEAST_QUERIES, 2 * total // comm.size)) + 1
         for i in range(rounds):  # so that an owner of whom all ask has a bounded part at a time
             part = slice(i, None, rounds)
             out[part] = ask_owners(
@@ -169,7 +169,7 @@ class _Owners:
 
 def find_places(items: Buffer, sought: Buffer, side: str) -> Any:
     """Return `np.searchsorted` of two blocks."""
-    if min(items.size, sought.size) < _IN_ORDER:
+    if min(items.size, sought.size) < _SORTED_QUERIES:
         return np.searchsorted(items, sought, side)  # type: ignore[call-overload]
     flat = np.asarray(sought, sought.dtype.newbyteorder("=")).reshape(-1)
     places = np.empty(len(flat), np.int64)

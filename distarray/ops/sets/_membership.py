@@ -23,7 +23,7 @@ _PIECE: Final = 1 << 14
 """So many sought items, at least, are sorted with those of a block at once. Integers are all looked
 for at once, for which NumPy has a table, of a size that it weighs against theirs."""
 
-_TABLE: Final = 6
+_TABLE_BYTES_PER_ITEM: Final = 6
 """A table of the integers from the least to the greatest of a block has so many bytes an item, at
 most, as NumPy's, which sorts instead where the dtype has not that range."""
 
@@ -47,7 +47,7 @@ def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
         if not len(sought):
             return np.empty(0, bool)
         if block.dtype.kind in "iu" and sought.dtype.kind in "iu":
-            bound = _TABLE * (len(block) + len(sought))
+            bound = _TABLE_BYTES_PER_ITEM * (len(block) + len(sought))
             if int(block[-1]) - int(block[0]) < bound:
                 return np.isin(sought, block, invert=invert)
         place: Any = find_places(block, sought, "left")

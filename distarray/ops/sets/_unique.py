@@ -53,7 +53,7 @@ bytes where few items differ."""
 _LONG_ITEM: Final = 64
 """Bytes of items from which on a sample says where to cut: exact places take eight reductions for
 each 8 bytes of an item, and as many words to be put together as it has."""
-_SAMPLES: Final = 16
+_SAMPLES_PER_RANK: Final = 16
 """For each process: so parts are at most an eighth longer than others where runs are alike."""
 _SAMPLED_BYTES: Final = 1 << 24
 """Of a sample that has more items than there are processes."""
@@ -277,7 +277,7 @@ class _Unique:
         X. Li et al., "On the versatility of parallel sorting by regular sampling", Parallel
         Computing 19 (1993).
         """
-        wanted = max(comm.size, min(_SAMPLES * comm.size, _SAMPLED_BYTES // run.itemsize))
+        wanted = max(comm.size, min(_SAMPLES_PER_RANK * comm.size, _SAMPLED_BYTES // run.itemsize))
         total = sum(lengths)
         counts = [min(length, -(-length * wanted // total)) for length in lengths]
         own, most = counts[comm.rank], max(counts) * run.itemsize

@@ -23,7 +23,7 @@ from distarray.comm import merge_runs as merge_two
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.typing import Buffer
 
-_SHORT: Final = 2048
+_NUMPY_ITEMS: Final = 2048
 """Items of a line that NumPy sorts before the passes that prepare something faster are done."""
 
 _SHORTEST: Final = 16
@@ -106,7 +106,7 @@ def merge_runs(
     if count < 2:
         return runs, words
     dtype = runs.dtype
-    if count > _MOST_MERGED or len(runs) < _SHORT or dtype.str[1:] not in _MERGED:
+    if count > _MOST_MERGED or len(runs) < _NUMPY_ITEMS or dtype.str[1:] not in _MERGED:
         if words is None:
             return _sorted(runs, stable), None
         order = _order(runs)
@@ -143,9 +143,9 @@ def merge_order(runs: Buffer, offsets: Any) -> Buffer:
 def _sorted(lines: Buffer, stable: bool) -> Buffer:
     dtype = lines.dtype
     kind = dtype.kind
-    if lines.shape[-1] < _SHORT or dtype.names is not None:
+    if lines.shape[-1] < _NUMPY_ITEMS or dtype.names is not None:
         few = lines.copy()
-        many = few.size >= _SHORT and few.shape[-1] >= _SHORTEST
+        many = few.size >= _NUMPY_ITEMS and few.shape[-1] >= _SHORTEST
         quick = not stable or kind in "iu" or (kind == "f" and many)
         few.sort(kind=None if quick and not _is_byte(dtype) else "stable")
         if stable and quick and kind == "f":
@@ -235,7 +235,7 @@ def _order(lines: Buffer) -> Buffer:
     dtype = lines.dtype
     small = dtype.kind in "biu" and dtype.itemsize <= 2  # which NumPy sorts by radix
     keys = None
-    if lines.size and lines.shape[-1] >= _SHORT and not small:
+    if lines.size and lines.shape[-1] >= _NUMPY_ITEMS and not small:
         keys = _keys_of(lines)
     if keys is None and dtype.names and all(dtype[name] == np.uint64 for name in dtype.names):
         return np.lexsort([lines[name] for name in reversed(dtype.names)], axis=-1)

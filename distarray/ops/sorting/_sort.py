@@ -50,15 +50,15 @@ from distarray.ops.sorting._keys import KeyWords
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
 
-_LINES: Final = 32
+_MOST_LINES: Final = 32
 """So many cut lines are sorted at once: what more of them cost, counts of splitters, soon exceeds
 what it costs to cut another axis and back."""
 
-_FEW: Final = 1 << 17
+_REDISTRIBUTED_ITEMS: Final = 1 << 17
 """Blocks of so many items go there and back in less time than splitters are found: on two ranks of
 Zen 4 30 lines of 1,000 items took 2.7 ms, and take 0.3; with 2**20 items both ways take as long."""
 
-_ITEMS: Final = 1 << 14
+_BATCH_ITEMS: Final = 1 << 14
 """So many items of whole lines, or one line, are put in order at once, with keys made of them."""
 
 _NEGATED: Final = "fcmM"
@@ -106,7 +106,7 @@ def _turn(layout: Layout, axis: int) -> Layout | None:
     others = [a for a in range(layout.ndim) if a != axis]
     lines = prod(layout.shape[a] // layout.partition(a).count for a in others)
     items = prod(layout.partition(a).largest for a in range(layout.ndim))
-    if count == 1 or lines < count or (lines <= _LINES and items > _FEW):
+    if count == 1 or lines < count or (lines <= _MOST_LINES and items > _REDISTRIBUTED_ITEMS):
         return None
     other = max(others, key=lambda a: layout.shape[a] // layout.partition(a).count)
     if layout.shape[other] // layout.partition(other).count < count:
@@ -157,7 +157,7 @@ def _along_axis(
         itemsizes = [dtype.itemsize for dtype in step.call.dtypes]
         others = prod([n for a, n in enumerate(source.local_shape()) if a != axis])
         nbytes = others * source.shape[axis] * (sum(itemsizes) + beside)
-        if others <= _LINES and all(itemsizes) and nbytes <= _exchange.GATHERED_BYTES:
+        if others <= _MOST_LINES and all(itemsizes) and nbytes <= _exchange.GATHERED_BYTES:
             mine, most = slice(*output.partition(axis).bounds(comm.rank)), nbytes
 
     def function(*blocks: Buffer) -> Any:
@@ -175,8 +175,8 @@ def _along_axis(
             found = tuple([one[:, mine] for one in whole(*everything)])
         else:
             groups = [
-                across(comm, [one[i : i + _LINES] for one in lines], offsets, number, step)
-                for i in range(0, max(count, 1), _LINES)
+                across(comm, [one[i : i + _MOST_LINES] for one in lines], offsets, number, step)
+                for i in range(0, max(count, 1), _MOST_LINES)
             ]
             found = tuple([_joined(parts) for parts in zip(*groups, strict=True)])
         results = []
@@ -293,7 +293,7 @@ def _bind_order(step: Step) -> Callable[..., Buffer]:
 
     def whole(*lines: Buffer) -> Lines:
         found: Buffer = _memory.empty(lines[0].shape, np.int64)
-        at_once = max(_ITEMS // max(found.shape[1], 1), 1)
+        at_once = max(_BATCH_ITEMS // max(found.shape[1], 1), 1)
         for i in range(0, len(found), at_once):
             some = [one[i : i + at_once] for one in lines]
             found[i : i + at_once] = argsort_block(key(some), descending=descending)

@@ -50,11 +50,11 @@ from distarray.ops.statistical import _quantiles as quantiles
 from distarray.ops.statistical import _reductions as reductions
 from distarray.typing import Buffer
 
-_SPREAD: Final = 8192
+_ALWAYS_DENSE: Final = 8192
 """Up to so many integers each process has the counts of all; of more those that none of its items
 may equal would cost more than the items."""
 
-_WHOLE: Final = 4
+_DENSE_FACTOR: Final = 4
 """Of up to so many times the items of a block each process counts all, and the counts are reduced
 to their owners.
 
@@ -573,8 +573,8 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
     dtype = np.dtype(np.intp if weights is None or not x.size else np.float64)
     layout = x.layout.without_partial()
     largest = layout.partition(0).largest
-    is_spread = length > max(_SPREAD, largest) and bool(layout.sharding_axes(0))
-    if is_spread and length > _WHOLE * largest:
+    is_spread = length > max(_ALWAYS_DENSE, largest) and bool(layout.sharding_axes(0))
+    if is_spread and length > _DENSE_FACTOR * largest:
         return run(_spread, operands, (length, dtype))
 
     def count(block: Buffer, *weighing: Buffer) -> np.ndarray:

@@ -70,7 +70,7 @@ from distarray.typing import Buffer
 _FEW_LINES: Final = 32
 """Fewer lines, if they are long, are searched one by one; more too, if fewer than ranks."""
 
-_SHORT: Final = 1 << 17
+_REDISTRIBUTED_ITEMS: Final = 1 << 17
 """Parts of a line of so many items, on average, are brought together where there is a line for each
 rank: 30 lines of 1,000 items on two ranks of Zen 4 took 10.6 ms one by one, and take 0.2. From four
 times as many items on both take as long."""
@@ -79,7 +79,7 @@ GATHERED_BYTES: Final = 128 * 1024
 """So much of all ranks together every rank gets and orders. Of 256 KiB that takes as long on two
 ranks of Zen 5 as to search where they lie, and of 512 KiB longer."""
 
-_SORTED: Final = 1 << 14
+_SORTED_ITEMS: Final = 1 << 14
 """Blocks of so many items, on average, are sorted at once."""
 
 _SAMPLE: Final = 1 << 16
@@ -219,7 +219,7 @@ def _searches(layout: Layout, call: Call) -> bool:
     ranks = prod(layout.mesh.shape[m] for axis in axes for m in layout.sharding_axes(axis))
     lines = prod(layout.shape[axis] for axis in range(layout.ndim) if axis not in axes)
     gathers = layout.size * call.dtypes[0].itemsize <= GATHERED_BYTES
-    are_long = layout.size > _SHORT * ranks * lines
+    are_long = layout.size > _REDISTRIBUTED_ITEMS * ranks * lines
     few = lines < _FEW_LINES and (gathers or are_long)
     return ranks > 1 and (few or lines < ranks)
 
@@ -330,7 +330,7 @@ class _Search:
     def _items_at(self, run: Buffer, count: int, places: Any) -> Buffer:
         """Return the items at some places of all, of which `run` has this process's part."""
         wanted = np.asarray(places, np.int64)
-        if count <= max(_SAMPLE, _SORTED * self._comm.size):
+        if count <= max(_SAMPLE, _SORTED_ITEMS * self._comm.size):
             return self._pick(run, count, wanted)
         bounds = _bounds(run, count, wanted, self._ranks)
         parts = [_between(run, low, high) for low, high, _ in bounds]

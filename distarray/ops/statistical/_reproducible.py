@@ -30,7 +30,7 @@ from distarray.typing import Buffer
 
 ItemsOf = Callable[..., tuple[Items, ...]]
 
-_KEPT = 512
+_STATES_AT_ONCE = 512
 """Sums whose states are added up together: 400 KB of words, a part of a second-level cache."""
 
 
@@ -128,9 +128,9 @@ def round_states(
     def round_all(states: States, *_: Buffer) -> Any:
         words = [state.reshape(-1).view(np.int64).reshape(-1, WORDS) for state in states[0]]
         total = words[0]  # which nobody else has
-        for start in range(0, len(total), _KEPT):
+        for start in range(0, len(total), _STATES_AT_ONCE):
             for other in words[1:]:
-                total[start : start + _KEPT] += other[start : start + _KEPT]
+                total[start : start + _STATES_AT_ONCE] += other[start : start + _STATES_AT_ONCE]
         sums = round_sums(total, part)
         shape = states[0].shape[1:]
         return _join(

@@ -87,8 +87,8 @@ def test_no_kernel_is_loaded_or_compiled_before_it_pays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(_jit, "_COMPILING", 1000)
-    monkeypatch.setattr(_jit, "_LOADING", 100)
+    monkeypatch.setattr(_jit, "_BYTES_BEFORE_COMPILING", 1000)
+    monkeypatch.setattr(_jit, "_BYTES_BEFORE_LOADING", 100)
     monkeypatch.setattr(_jit, "_linked", [])
     fresh = [_jit.Kernel("distarray.comm.kernels._copy", "stream_fill") for _ in range(3)]
     assert [fresh[0].pays(300) for _ in range(4)] == [False, False, False, True]

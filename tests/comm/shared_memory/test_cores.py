@@ -103,8 +103,8 @@ def test_ranks_in_a_crowd_sleep_once_nobody_takes_their_core(
     monkeypatch.setattr(_channel.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(_channel.time, "sleep", sleep)
     channel._wait(late.words, 2, "waiting")
-    refused = seconds < _channel._TAKEN
-    assert offers[0] == (_channel._REFUSED if is_crowded and refused else _channel._YIELDS)
+    refused = seconds < _channel._TAKEN_SECONDS
+    assert offers[0] == (_channel._MOST_REFUSED if is_crowded and refused else _channel._YIELDS)
 
 
 @pytest.mark.parametrize(

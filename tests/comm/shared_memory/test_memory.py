@@ -81,7 +81,7 @@ def test_what_others_have_read_is_forgotten(forget, monkeypatch):
     if forget == "trimmed":
         _memory.trim()
     else:
-        monkeypatch.setattr(_arena, "_FORGOTTEN", MEBIBYTE)
+        monkeypatch.setattr(_arena, "_EVICTED_BYTES", MEBIBYTE)
     block = _memory.empty((300, 1000), np.float64, renews=False)
     assert _memory.take_lent(block) is None
 

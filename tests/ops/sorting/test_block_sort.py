@@ -26,7 +26,7 @@ def reverse(values: np.ndarray, axis: int) -> np.ndarray:
 @pytest.fixture(params=[4, 10**9], ids=["fast", "short"])
 def _short(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the way of long lines for short ones, too, or never."""
-    monkeypatch.setattr(_block_sort, "_SHORT", request.param)
+    monkeypatch.setattr(_block_sort, "_NUMPY_ITEMS", request.param)
 
 
 @pytest.mark.usefixtures("_short")
@@ -129,7 +129,7 @@ def test_merges_are_stable_sorts(dtype: np.dtype[Any], sizes: list[int], seed: i
     assert (merge_order(whole, offsets) == np.argsort(whole, kind="stable")).all()
     expected = np.sort(whole, kind="stable")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_block_sort, "_SHORT", 16)
+        patch.setattr(_block_sort, "_NUMPY_ITEMS", 16)
         assert identical(merge_runs(whole.copy(), offsets)[0], expected)
         order = np.argsort(whole, kind="stable")
         items, words = merge_runs(whole.copy(), offsets, np.arange(len(whole)))

@@ -38,13 +38,13 @@ WAYS = ("turned", "lines", "groups")
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Cut another axis whenever that can be done, or never, and sort few lines at a time."""
     if request.param == "turned":
-        monkeypatch.setattr(_sort, "_LINES", 1)
+        monkeypatch.setattr(_sort, "_MOST_LINES", 1)
     else:
         monkeypatch.setattr(_sort, "_turn", lambda layout, axis: None)
-        monkeypatch.setattr(_sort, "_LINES", 2 if request.param == "groups" else 1000)
+        monkeypatch.setattr(_sort, "_MOST_LINES", 2 if request.param == "groups" else 1000)
     if request.param != "groups":
         monkeypatch.setattr(_exchange, "GATHERED_BYTES", 0)
-    monkeypatch.setattr(_block_sort, "_SHORT", 4)
+    monkeypatch.setattr(_block_sort, "_NUMPY_ITEMS", 4)
     monkeypatch.setattr(_multiselection, "_FEW_BYTES", 0 if request.param == "lines" else 64)
     da.testing.reset()
     yield request.param
@@ -129,7 +129,7 @@ def test_sorts_across_ranks_have_the_bits_of_stable_ones(
     dtype: Any, descending: bool, gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_exchange, "GATHERED_BYTES", gathered)
-    monkeypatch.setattr(_block_sort, "_SHORT", 16)
+    monkeypatch.setattr(_block_sort, "_NUMPY_ITEMS", 16)
     rng = np.random.default_rng(3)
     trials = []
     for trial in range(4):

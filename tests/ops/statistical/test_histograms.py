@@ -179,7 +179,7 @@ def spread(request: pytest.FixtureRequest) -> Iterator[str]:
     reset()
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "counted by owners":
-            patch.setattr(_histograms, "_SPREAD", 0)
+            patch.setattr(_histograms, "_ALWAYS_DENSE", 0)
         yield request.param
     reset()
 

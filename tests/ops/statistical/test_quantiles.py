@@ -53,11 +53,11 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param != "gathered":
             patch.setattr(_quantiles, "GATHERED_BYTES", 0)
         if request.param in ("picked", "sorted", "sampled"):
-            patch.setattr(_quantiles, "_SHORT", -1)
+            patch.setattr(_quantiles, "_REDISTRIBUTED_ITEMS", -1)
         if request.param == "sorted":
             patch.setattr(_quantiles, "_SAMPLE", -1)
         if request.param == "sampled":
-            patch.setattr(_quantiles, "_SORTED", -1)
+            patch.setattr(_quantiles, "_SORTED_ITEMS", -1)
             patch.setattr(_quantiles, "_SAMPLE", 4)
             patch.setattr(_quantiles, "_MARGIN", 0.0)
             patch.setattr(_quantiles, "_PIECE", 3)
@@ -220,7 +220,7 @@ def test_weights_on_another_mesh_are_refused_by_all_ranks_alike(q: Any) -> None:
 @pytest.mark.parametrize("kind", ["normal", "few values", "sorted", "one block has all small"])
 def test_large_blocks_are_searched_by_a_sample(kind: str, ranks_per_node: int | None) -> None:
     rng = np.random.default_rng(1)
-    n = RANKS * (_quantiles._SORTED + 1000)
+    n = RANKS * (_quantiles._SORTED_ITEMS + 1000)
     values = rng.normal(size=n)
     if kind == "few values":
         values = np.round(values)
@@ -271,7 +271,7 @@ def test_lines_stay_where_they_are_or_are_brought_together() -> None:
 def test_short_lines_are_brought_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_quantiles, "GATHERED_BYTES", 0)
     monkeypatch.setattr(_quantiles, "_FEW_LINES", 32)  # whatever the fixture of the file has set
-    monkeypatch.setattr(_quantiles, "_SHORT", 4)
+    monkeypatch.setattr(_quantiles, "_REDISTRIBUTED_ITEMS", 4)
     reset()
     values = np.random.default_rng(0).random((4 * RANKS + 1, 5))
 

@@ -243,8 +243,8 @@ def test_few_items_are_added_up_as_many_are(kind: str, monkeypatch: pytest.Monke
     y = x.copy()
     y[3], y[5] = (np.inf, -np.inf) if kind == "huge" else (np.nan, 1.0)
     found = []
-    for short in (_exact_sums._SHORT, 0):
-        monkeypatch.setattr(_exact_sums, "_SHORT", short)
+    for short in (_exact_sums._PYTHON_ITEMS, 0):
+        monkeypatch.setattr(_exact_sums, "_PYTHON_ITEMS", short)
         with np.errstate(all="ignore"):
             some = [_exact_items.items_of(one) for one in (x, y, -0.0 * np.abs(x))]
             some += [_exact_items.items_of(x, x > 0), *_exact_items.products_of(x, x[::-1])]
@@ -254,7 +254,7 @@ def test_few_items_are_added_up_as_many_are(kind: str, monkeypatch: pytest.Monke
 
 def test_the_kernel_and_those_who_call_it_agree_on_words_and_scratch_memory() -> None:
     source = importlib.import_module("distarray.comm.kernels._exact_sum")
-    assert (source.SCRATCH, source.LONG) == (_exact_sums._SCRATCH, _exact_sums._LONG)
+    assert (source.SCRATCH, source.LONG) == (_exact_sums._SCRATCH, _exact_sums._LINE_ITEMS)
     source = importlib.import_module("distarray.comm.kernels._exact_digits")
     assert (source.WORDS, source.DIGIT, source.LEAST) == (
         _exact_sums.WORDS,
