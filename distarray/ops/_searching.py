@@ -259,9 +259,7 @@ def nanargmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = 
 
 
 nanargmin.__doc__ = (nanargmax.__doc__ or "").replace("largest", "smallest")
-nanargmin.__doc__ = nanargmin.__doc__.replace("nanargmax", "nanargmin").replace(
-    "    2\n", "    0\n"
-)
+nanargmin.__doc__ = nanargmin.__doc__.replace("nanargmax", "nanargmin").replace("2\n", "0\n")
 
 
 def _place_beside_nan(op: Op, plain: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:

@@ -76,6 +76,8 @@ def compared(function: str, case: Case, *args: Any, weighing: Any = None, **opti
             expected = getattr(np, function)(case.value, *args, **options, **extra)
         except (TypeError, ValueError, IndexError):
             expected = None
+        except OverflowError:  # of durations, from NumPy 2.5 on
+            return
 
         errors = ArgumentError, ArgumentTypeError, DTypeError, IndexingError
 
@@ -128,6 +130,8 @@ def test_quantiles_are_those_of_numpy(
     if case.values.dtype == np.float16 and isinstance(q, np.float32):
         q = 0.3  # likewise of one line
     q = np.multiply(q, 100) if percent and not isinstance(q, (int, float)) else q
+    if case.values.dtype.kind in "US":
+        keepdims = False  # to which NumPy's reshapes no single text
     compared(name, case, q, axis=axis, method=method, keepdims=keepdims)
 
 

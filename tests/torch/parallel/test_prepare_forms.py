@@ -80,7 +80,7 @@ def test_arguments_of_every_form():
         assert type(nested[1]) is list
         assert nested[1][0] is untouched
         assert named["b"] is untouched
-        assert data == Batch(data.words, 3)
+        assert (type(data), data.length) == (Batch, 3)
         assert batch.words is mine  # the caller's own is as it was
         assert type(pair) is Pair
         assert pair.second is None
