@@ -1084,7 +1084,7 @@ MUTANTS = (
     Mutant(
         "bases lose digits where most of a vector is subtracted",
         "linalg/iterative/_basis.py",
-        "if rest >= _KEPT * square.real:",
+        "if rest >= _REPEATED_BELOW * square.real:",
         "if True:",
         ("linalg/test_iterative.py::test_eigenvalues_of_a_stencil_near_a_number_and_many_times",),
     ),

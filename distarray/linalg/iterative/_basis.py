@@ -18,9 +18,9 @@ from distarray.comm import _backend
 from distarray.linalg.iterative._vectors import Space, is_finite
 from distarray.typing import Buffer
 
-_KEPT: Final = 0.5
+_REPEATED_BELOW: Final = 0.5
 """Of the square of a length: what must be left without a repetition, as the authors advise."""
-_NOTHING: Final = 10
+_ROUNDING_UNITS: Final = 10
 """Times the precision: of a vector what may be left by rounding alone."""
 
 
@@ -62,10 +62,10 @@ class Basis:
             total += found
             first = square.real if first is None else first
             rest = square.real - sum(one.real**2 + one.imag**2 for one in found)
-            if rest <= (_NOTHING * self.space.eps) ** 2 * first:
+            if rest <= (_ROUNDING_UNITS * self.space.eps) ** 2 * first:
                 return total.tolist(), 0.0
             size = math.sqrt(rest)
-            if rest >= _KEPT * square.real:
+            if rest >= _REPEATED_BELOW * square.real:
                 self._pass(count, found, 1 / size, False)
                 return total.tolist(), size
             sums = self._pass(count, found, 1, True)

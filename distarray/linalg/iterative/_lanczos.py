@@ -37,7 +37,7 @@ from distarray.linalg.iterative._vectors import (
 from distarray.ops import LinAlgError, flip, matmul, stack
 from distarray.random import Generator, default_rng
 
-_LEAST: Final = 20
+_LEAST_BASIS: Final = 20
 """Vectors of a basis, where there are as many; as in SciPy."""
 
 _ROUNDING: Final = 10
@@ -289,7 +289,7 @@ def eigsh(
     operator.check_shape("eigsh", space.layout.shape, space.layout.shape)
     n = space.size
     k = read_count("eigsh", "k", k, 6, 1)
-    ncv = read_count("eigsh", "ncv", ncv, min(n, max(2 * k + 1, _LEAST)), 1)
+    ncv = read_count("eigsh", "ncv", ncv, min(n, max(2 * k + 1, _LEAST_BASIS)), 1)
     if not k <= n or not min(k + 1, n) <= ncv <= n:
         raise ArgumentError(
             f"eigsh got k={k} and ncv={ncv} for vectors of {n} items; k < ncv <= {n} must hold, or "
