@@ -39,8 +39,8 @@ def few_bytes(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "asked":
             patch.setattr(searching, "FEW_BYTES", 0)
-            patch.setattr(searching, "_ASKED", 1)
-            patch.setattr(searching, "_IN_ORDER", 2)
+            patch.setattr(searching, "_LEAST_QUERIES", 1)
+            patch.setattr(searching, "_SORTED_QUERIES", 2)
         yield request.param
     reset()
 
@@ -161,7 +161,7 @@ def test_large_ones_send_a_question_and_a_place_each_between_nodes() -> None:
 
 
 def test_an_owner_of_whom_all_ask_answers_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "_ASKED", 100)
+    monkeypatch.setattr(searching, "_LEAST_QUERIES", 100)
     n = 20_000
     items = np.arange(n, dtype=float)
 
