@@ -3,15 +3,20 @@
 A rank that raises by itself leaves the others waiting for it. So ranks that are about to do
 different things find that out from a `token`, and raise one `MismatchError`; and what nothing else
 would compare (the blocks of `from_local`, the value of one rank in `distribute_array`) they tell
-each other by `all_gather_checked`, together with what is wrong with it.
+each other by `all_gather_checked`, together with what is wrong with it. Messages name the line of
+the program where a rank is, or where its error was raised.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from distarray.comm._source_lines import line_of_error
 from distarray.errors import CommunicationError, DistArrayError, MismatchError
 
 T = TypeVar("T")
@@ -23,6 +28,7 @@ _SUCH_CALLS = (
 _TENSORS = ("tensor", "torch.")  # in what is done with tensors, which have no such calls
 
 _SHOWN = 8  # names, ranks or answers that a message lists
+_LIBRARIES = ("distarray", "numpy", "torch")  # whose lines say nothing about the program
 
 
 def calls_hint(*doing: object) -> str:
@@ -173,3 +179,43 @@ def all_gather_checked(mesh: Any, call: str, say: Callable[[], T]) -> list[T]:
         raise mismatch_error(calls, comm.world_ranks)
     raise_alike(everyone, error, comm.world_ranks, comm.size)
     return list(everyone)
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return the line of the program that a thread is in, for a message; empty where none is."""
+    roots = _roots()
+    while frame is not None and frame.f_code.co_filename.startswith(roots):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    # between two lines it has none
+    return _describe(frame, frame.f_lineno or frame.f_code.co_firstlineno)
+
+
+def line_of_error(error: BaseException) -> str:
+    """Return the innermost line of the program on the way to an error; empty where none is."""
+    roots, found = _roots(), ""
+    at = error.__traceback__
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(roots):
+            found = _describe(at.tb_frame, at.tb_lineno)
+        at = at.tb_next
+    return found
+
+
+def _roots() -> tuple[str, ...]:
+    return tuple(
+        str(Path(module.__file__).parent) + os.sep
+        for name in _LIBRARIES
+        if (module := sys.modules.get(name)) is not None and module.__file__
+    )
+
+
+def _describe(frame: FrameType, number: int) -> str:
+    import linecache
+
+    path = frame.f_code.co_filename
+    if path == threading.__file__:
+        return ""
+    text = linecache.getline(path, number).strip()
+    return f" at {path}, line {number}{f': {text}' if text else ''}"

@@ -29,12 +29,12 @@ from distarray.redistribute._execute import (
     refuse,
 )
 from distarray.redistribute._joined import Joined, Part
+from distarray.redistribute._messages import count_rounds, exchange_views
 from distarray.redistribute._packed import Packed
 from distarray.redistribute._plan import Plan, check_dtype, estimate, plan
 from distarray.redistribute._root import gather_to, scatter_from
 from distarray.redistribute._small_blocks import SmallBlocks, are_small, largest_block
 from distarray.redistribute._speeds import forget_speeds, keep_speeds
-from distarray.redistribute._views import count_rounds, exchange_views
 
 __all__ = [
     "DEFAULT_MODEL",

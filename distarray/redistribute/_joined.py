@@ -35,8 +35,8 @@ from distarray.redistribute._execute import (
     redistribute_local,
     redistribute_together,
 )
+from distarray.redistribute._messages import count_rounds, exchange_views
 from distarray.redistribute._small_blocks import SmallBlocks, are_small, largest_block
-from distarray.redistribute._views import count_rounds, exchange_views
 from distarray.typing import Buffer
 
 Region = tuple[slice, ...]

@@ -1,5 +1,7 @@
 """Messages of an exchange: what is packed, sent by one all-to-all(v) a round, and unpacked.
 
+`Messages` are those of a step, `exchange_views` those of any views of blocks, of joins and windows.
+
 The token that ranks compare travels with the messages, which are packed meanwhile. Between nodes
 what lies in long runs is not packed: MPI takes it from where it lies, and puts it where it belongs.
 Of large blocks the rest goes in rounds, a slab of every box at a time: packed at once it would take
@@ -8,7 +10,7 @@ another block or two, and leave the caches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,13 +25,13 @@ from distarray.comm import (
     pack,
     packed_at_a_time,
     reduce_boxes,
+    split_parts,
 )
 from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute._schedule import WHOLE, slabs
+from distarray.redistribute._schedule import WHOLE, slab, slabs
 from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
-from distarray.redistribute._views import exchange_parts
 from distarray.typing import Box, Buffer
 
 
@@ -82,7 +84,7 @@ def _as_they_lie(block: Buffer, regions: _Regions | None) -> list[Buffer] | None
     return found if all(map(goes_as_it_lies, found)) else None
 
 
-def _count_rounds(step: ExchangeStep, communicator: Communicator) -> int:
+def _count_rounds_of_step(step: ExchangeStep, communicator: Communicator) -> int:
     """Return in how many rounds a step goes for which the caller has not asked for any.
 
     The same on all ranks: it is told of the layouts, as if all blocks lay in C order.
@@ -132,7 +134,7 @@ class Messages:
         index = {rank: i for i, rank in enumerate(communicator.ranks)}
         reached = communicator.reached(kind)
         self._reaches_some = communicator.reaches_some(kind)
-        rounds = max(step.rounds, _count_rounds(step, communicator) if kind == "cpu" else 1)
+        rounds = max(step.rounds, _count_rounds_of_step(step, communicator) if kind == "cpu" else 1)
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
         # Everybody sends its whole block to everybody: nothing to pack.
         self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and not self._reaches_some
@@ -280,3 +282,139 @@ class Messages:
             piece = recv[at : at + prod(take.extents)].reshape(take.extents)
             pieces.append((out[take.target], piece))
         copy_boxes(pieces)
+
+
+# --- views of blocks ------------------------------------------------------------------------------
+
+View = tuple[int, Buffer]
+"""A rank of a communicator, and a part of a block that goes there, or what comes from there fills.
+
+Two ranks list what passes between them in one order.
+"""
+
+
+End = tuple[Sequence[Buffer] | None, Buffer | None, Sequence[int]]
+"""What goes to each rank, or what its part fills: arrays as they lie, or else the packed values of
+all, and how many are each one's."""
+
+
+def count_rounds(nbytes: int, ranks: int) -> int:
+    """Return in how many rounds blocks of so many bytes, before and after, are packed and sent."""
+    return -(-nbytes // packed_at_a_time(nbytes, ranks)) or 1
+
+
+def exchange_views(
+    communicator: Communicator,
+    leaving: Sequence[View],
+    arriving: Sequence[View],
+    block: Buffer,
+    token: int,
+    what: object,
+    rounds: int = 1,
+) -> None:
+    """Send parts of blocks to their ranks, and fill others with what comes (collective).
+
+    ``block`` tells the device and the dtype of all, and of how many bytes they are parts. ``token``
+    and ``what`` are as in ``Communicator.views``, ``rounds`` the same on all ranks.
+    """
+    for k in range(rounds):
+        ends = _slabs(leaving, k, rounds), _slabs(arriving, k, rounds)
+        _exchange_round(communicator, *ends, block, token, what)
+
+
+def _slabs(views: Sequence[View], k: int, rounds: int) -> Sequence[View]:
+    """Return the k-th part of every view."""
+    if rounds == 1:
+        return views
+    return [
+        (peer, view[(*boxes.slices(box), ...)])
+        for peer, view in views
+        for box in slab(boxes.whole(view.shape), (k, rounds))
+    ]
+
+
+def _exchange_round(
+    communicator: Communicator,
+    leaving: Sequence[View],
+    arriving: Sequence[View],
+    block: Buffer,
+    token: int,
+    what: object,
+) -> None:
+    size, nbytes, device = communicator.size, block.nbytes, _backend.device_of(block)
+    parts = into = send = recv = None
+    if communicator.sends_parts and _backend.is_numpy(block):
+        parts = _views_as_they_lie(leaving, size, block)
+        into = _views_as_they_lie(arriving, size, block)
+    send_counts: Sequence[int] = ()
+    recv_counts: Sequence[int] = ()
+    if parts is None:
+        send_counts = _counts(leaving, size)
+        send = _memory.empty((sum(send_counts),), block.dtype, device)
+    if into is None:
+        recv_counts = _counts(arriving, size)
+        recv = _memory.empty((sum(recv_counts),), block.dtype, device)
+
+    def fill() -> None:
+        if send is not None:
+            copy_boxes(list(_parts(send, leaving, send_counts)), total=nbytes)
+
+    exchange_parts(
+        communicator, (parts, send, send_counts), (into, recv, recv_counts), token, what, fill
+    )
+    if recv is not None:
+        packed = _parts(recv, arriving, recv_counts)
+        copy_boxes([(view, part) for part, view in packed], total=nbytes)
+
+
+def exchange_parts(
+    communicator: Communicator,
+    sent: End,
+    received: End,
+    token: int,
+    what: object,
+    fill: Callable[[], object],
+) -> None:
+    """Send each rank its part, which ``fill()`` packs while the ranks compare a token."""
+    parts, send, send_counts = sent
+    into, recv, recv_counts = received
+    if send is not None and recv is not None:
+        communicator.all_to_all(
+            send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
+        )
+        return
+    if send is not None:
+        parts = split_parts(send, send_counts)
+    if recv is not None:
+        into = split_parts(recv, recv_counts)
+    assert parts is not None  # one way or the other
+    assert into is not None
+    communicator.all_to_all_parts(parts, into, token, what, fill)
+
+
+def _views_as_they_lie(views: Sequence[View], size: int, block: Buffer) -> list[Buffer] | None:
+    """Return a view for each rank, where there is one at most and none has to be packed."""
+    nothing = np.empty(0, block.dtype)
+    found = [nothing] * size
+    for peer, view in views:
+        if found[peer] is not nothing or not goes_as_it_lies(view):
+            return None
+        found[peer] = view
+    return found
+
+
+def _counts(views: Sequence[View], size: int) -> list[int]:
+    counts = [0] * size
+    for peer, view in views:
+        counts[peer] += view.size
+    return counts
+
+
+def _parts(
+    buffer: Buffer, views: Sequence[View], counts: Sequence[int]
+) -> Iterator[tuple[Buffer, Buffer]]:
+    """Yield (part of the packed buffer, view) with the ranks' parts one after another."""
+    at = [sum(counts[:peer]) for peer in range(len(counts))]
+    for peer, view in views:
+        yield buffer[at[peer] : at[peer] + view.size].reshape(view.shape), view
+        at[peer] += view.size

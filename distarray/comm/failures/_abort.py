@@ -35,6 +35,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from distarray.comm._agreement import line_of
 from distarray.comm._launcher import (
     Place,
     count_ranks_here,
@@ -44,7 +45,6 @@ from distarray.comm._launcher import (
     own_place,
     started_mpi,
 )
-from distarray.comm._source_lines import line_of
 from distarray.comm.failures._exit_status import watch_exit_status
 from distarray.comm.failures._liveness import Start
 from distarray.comm.failures._presence import Presence

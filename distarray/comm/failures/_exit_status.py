@@ -13,7 +13,7 @@ import traceback
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
-from distarray.comm._source_lines import line_of
+from distarray.comm._agreement import line_of
 
 
 def watch_exit_status() -> CalledExit | UnwoundExit:

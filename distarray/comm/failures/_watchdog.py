@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from distarray.comm._agreement import calls_hint
+from distarray.comm._agreement import calls_hint, line_of
 from distarray.comm._settings import setting
-from distarray.comm._source_lines import line_of
 from distarray.comm.failures._deadlock import DeadlockSearch
 from distarray.comm.failures._liveness import Neighbours
 from distarray.comm.failures._presence import Presence

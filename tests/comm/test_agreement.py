@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from distarray.comm import _source_lines
+from distarray.comm import _agreement
 
 
 def test_the_line_of_the_program_is_named_and_not_that_of_torch():
@@ -16,7 +16,7 @@ def test_the_line_of_the_program_is_named_and_not_that_of_torch():
     class Told(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            lines.append(_source_lines.line_of(sys._getframe().f_back))
+            lines.append(_agreement.line_of(sys._getframe().f_back))
             return x
 
     lines = []
@@ -32,7 +32,7 @@ def test_a_frame_between_two_lines_is_named_by_its_first():
     class Frame:
         f_code, f_lineno, f_back = Code, None, None
 
-    assert _source_lines.line_of(Frame()) == " at program.py, line 3"
+    assert _agreement.line_of(Frame()) == " at program.py, line 3"
 
 
 def test_an_error_is_at_the_innermost_line_of_the_program():
@@ -41,10 +41,10 @@ def test_an_error_is_at_the_innermost_line_of_the_program():
 
     with pytest.raises(IndexError) as caught:
         np.apply_along_axis(fails, 0, np.ones(3))
-    told = _source_lines.line_of_error(caught.value)
+    told = _agreement.line_of_error(caught.value)
     assert told.startswith(f" at {__file__}, line ")
     assert told.endswith(": return row[9]")
 
 
 def test_an_error_without_a_line_of_the_program_names_none():
-    assert _source_lines.line_of_error(ValueError("never raised")) == ""
+    assert _agreement.line_of_error(ValueError("never raised")) == ""
