@@ -119,6 +119,52 @@ def _imagine(layout: Layout, dtype: np.dtype[Any], rank: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
 
 
+_End = tuple[Sequence[Buffer] | None, Sequence[int]]
+"""What goes to each rank, or what its part fills, as it lies; or None, and how many packed values
+are each one's."""
+
+
+def _exchange(
+    communicator: Communicator,
+    block: Buffer,
+    sent: _End,
+    received: _End,
+    pack_into: Callable[[Buffer], object],
+    token: int,
+    what: object,
+) -> Buffer | None:
+    """Send each rank its part, and return what comes packed; None where it is in its place.
+
+    ``pack_into(send)`` packs parts while the ranks compare a token. ``block`` tells the device and
+    the dtype of all.
+    """
+    send, recv = [
+        _memory.empty((sum(counts),), block.dtype, _backend.device_of(block))
+        if parts is None
+        else None
+        for parts, counts in (sent, received)
+    ]
+    (parts, send_counts), (into, recv_counts) = sent, received
+
+    def fill() -> None:
+        if send is not None:
+            pack_into(send)
+
+    if send is not None and recv is not None:
+        communicator.all_to_all(
+            send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
+        )
+        return recv
+    if send is not None:
+        parts = split_parts(send, send_counts)
+    if recv is not None:
+        into = split_parts(recv, recv_counts)
+    assert parts is not None  # one way or the other
+    assert into is not None
+    communicator.all_to_all_parts(parts, into, token, what, fill)
+    return recv
+
+
 class Messages:
     """What this rank packs, sends, receives and unpacks when a step runs between nodes.
 
@@ -222,23 +268,19 @@ class Messages:
     ) -> Buffer | None:
         """Send the messages of a round, and return what comes; None where it is in its place."""
         packed, leaving, arriving, send_counts, recv_counts, _ = current
-        comm, device, dtype = self._communicator, _backend.device_of(local), local.dtype
-        parts = into = send = recv = None
-        if comm.sends_parts and _backend.is_numpy(local):
+        parts = into = None
+        if self._communicator.sends_parts and _backend.is_numpy(local):
             parts = _as_they_lie(local, leaving)
             into = _as_they_lie(out, arriving)
-        if parts is None:
-            send = _memory.empty((sum(send_counts),), dtype, device)
-        if into is None:
-            recv = _memory.empty((sum(recv_counts),), dtype, device)
-
-        def fill() -> None:
-            if send is not None:
-                pack(local, packed, send, total=local.nbytes)
-
-        ends = (parts, send, send_counts), (into, recv, recv_counts)
-        exchange_parts(comm, *ends, token, what, fill)
-        return recv
+        return _exchange(
+            self._communicator,
+            local,
+            (parts, send_counts),
+            (into, recv_counts),
+            lambda send: pack(local, packed, send, total=local.nbytes),
+            token,
+            what,
+        )
 
     def _unpack(
         self, takes: list[_Take], recv: Buffer | None, blocks: Sequence[Buffer], out: Buffer
@@ -293,11 +335,6 @@ Two ranks list what passes between them in one order.
 """
 
 
-End = tuple[Sequence[Buffer] | None, Buffer | None, Sequence[int]]
-"""What goes to each rank, or what its part fills: arrays as they lie, or else the packed values of
-all, and how many are each one's."""
-
-
 def count_rounds(nbytes: int, ranks: int) -> int:
     """Return in how many rounds blocks of so many bytes, before and after, are packed and sent."""
     return -(-nbytes // packed_at_a_time(nbytes, ranks)) or 1
@@ -341,55 +378,21 @@ def _exchange_round(
     token: int,
     what: object,
 ) -> None:
-    size, nbytes, device = communicator.size, block.nbytes, _backend.device_of(block)
-    parts = into = send = recv = None
+    size = communicator.size
+    parts = into = None
     if communicator.sends_parts and _backend.is_numpy(block):
         parts = _views_as_they_lie(leaving, size, block)
         into = _views_as_they_lie(arriving, size, block)
-    send_counts: Sequence[int] = ()
-    recv_counts: Sequence[int] = ()
-    if parts is None:
-        send_counts = _counts(leaving, size)
-        send = _memory.empty((sum(send_counts),), block.dtype, device)
-    if into is None:
-        recv_counts = _counts(arriving, size)
-        recv = _memory.empty((sum(recv_counts),), block.dtype, device)
+    send_counts, recv_counts = _counts(leaving, size), _counts(arriving, size)
 
-    def fill() -> None:
-        if send is not None:
-            copy_boxes(list(_parts(send, leaving, send_counts)), total=nbytes)
+    def pack_into(send: Buffer) -> None:
+        copy_boxes(list(_parts(send, leaving, send_counts)), total=block.nbytes)
 
-    exchange_parts(
-        communicator, (parts, send, send_counts), (into, recv, recv_counts), token, what, fill
-    )
+    ends = (parts, send_counts), (into, recv_counts)
+    recv = _exchange(communicator, block, *ends, pack_into, token, what)
     if recv is not None:
         packed = _parts(recv, arriving, recv_counts)
-        copy_boxes([(view, part) for part, view in packed], total=nbytes)
-
-
-def exchange_parts(
-    communicator: Communicator,
-    sent: End,
-    received: End,
-    token: int,
-    what: object,
-    fill: Callable[[], object],
-) -> None:
-    """Send each rank its part, which ``fill()`` packs while the ranks compare a token."""
-    parts, send, send_counts = sent
-    into, recv, recv_counts = received
-    if send is not None and recv is not None:
-        communicator.all_to_all(
-            send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
-        )
-        return
-    if send is not None:
-        parts = split_parts(send, send_counts)
-    if recv is not None:
-        into = split_parts(recv, recv_counts)
-    assert parts is not None  # one way or the other
-    assert into is not None
-    communicator.all_to_all_parts(parts, into, token, what, fill)
+        copy_boxes([(view, part) for part, view in packed], total=block.nbytes)
 
 
 def _views_as_they_lie(views: Sequence[View], size: int, block: Buffer) -> list[Buffer] | None:

@@ -122,7 +122,7 @@ def _compare(
         given = state.get(prefix + name)
         if not isinstance(given, torch.Tensor) or own is None or given.shape == own.shape:
             continue
-        # Of a part that is whole for now, fully_shard's own hook, which comes later, sees to it.
+        # Of a part that is whole meanwhile fully_shard's own hook, which comes later, sees to it.
         if is_sharded(placed.layout) and tuple(own.shape) == placed.layout.local_shape():
             explain(rest[-1])
     for name, given in local.get(KEY, {}).items():
