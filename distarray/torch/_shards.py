@@ -9,9 +9,9 @@ deals out items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 
 import torch
 
@@ -108,11 +108,9 @@ def is_shard(parameter: torch.Tensor) -> bool:
 
 # --- axes made of parts --------------------------------------------------------------------------
 
-Units = int | Sequence[int]
-
 
 def check_parts(
-    size: int, parts: Sequence[int], unit: Units
+    size: int, parts: Sequence[int], unit: int | Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the parts of an axis and the unit of each, or raise; one part where none are given."""
     parts = tuple(parts) or (size,)
@@ -134,16 +132,6 @@ def check_parts(
     return parts, units
 
 
-def slice_parts(parts: Sequence[int], units: Sequence[int], count: int, rank: int) -> list[slice]:
-    """Return which items of the full axis a rank has: one slice per part."""
-    found, first = [], 0
-    for part, unit in zip(parts, units, strict=True):
-        start, stop = chunk(part // unit, (count,)).bounds(rank)
-        found.append(slice(first + start * unit, first + stop * unit))
-        first += part
-    return found
-
-
 @lru_cache(maxsize=1024)
 def order(
     parts: tuple[int, ...], units: tuple[int, ...], count: int
@@ -152,53 +140,54 @@ def order(
     found = []
     for rank in range(count):
         own: list[slice] = []
-        for piece in slice_parts(parts, units, count, rank):
-            if own and own[-1].stop == piece.start:
-                own[-1] = slice(own[-1].start, piece.stop)
-            elif piece.start < piece.stop:
-                own.append(piece)
+        first = 0
+        for part, unit in zip(parts, units, strict=True):
+            start, stop = (first + end * unit for end in chunk(part // unit, (count,)).bounds(rank))
+            if own and own[-1].stop == start:
+                own[-1] = slice(own[-1].start, stop)
+            elif start < stop:
+                own.append(slice(start, stop))
+            first += part
         found.append(tuple(own))
     return tuple(found)
 
 
-def boundaries(parts: Sequence[int], units: Sequence[int], count: int) -> tuple[int, ...]:
+def boundaries(parts: tuple[int, ...], units: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return where the ranks' blocks begin and end in the order by ranks."""
-    lengths = [
-        sum(piece.stop - piece.start for piece in slice_parts(parts, units, count, rank))
-        for rank in range(count)
-    ]
-    return (0, *accumulate(lengths))
+    lengths = (sum(one.stop - one.start for one in own) for own in order(parts, units, count))
+    return tuple(accumulate(lengths, initial=0))
 
 
 def take_parts(
-    full: torch.Tensor, parts: Sequence[int], units: Sequence[int], count: int, rank: int, axis: int
+    full: torch.Tensor,
+    parts: tuple[int, ...],
+    units: tuple[int, ...],
+    count: int,
+    rank: int,
+    axis: int,
 ) -> torch.Tensor:
     """Return a rank's items of a tensor in the order by parts."""
-    pieces = slice_parts(parts, units, count, rank)
-    return torch.cat([full.narrow(axis, p.start, p.stop - p.start) for p in pieces], axis)
+    return _join(full, order(parts, units, count)[rank], axis)
 
 
 def order_by_ranks(
-    full: torch.Tensor, parts: Sequence[int], units: Sequence[int], count: int, axis: int
+    full: torch.Tensor, parts: tuple[int, ...], units: tuple[int, ...], count: int, axis: int
 ) -> torch.Tensor:
     """Return a full tensor in the order by ranks, from one in the order by parts."""
-    if len(parts) == 1:
-        return full
-    return torch.cat(
-        [take_parts(full, parts, units, count, rank, axis) for rank in range(count)], axis
-    )
+    return _join(full, chain.from_iterable(order(parts, units, count)), axis)
 
 
 def order_by_parts(
-    gathered: torch.Tensor, parts: Sequence[int], units: Sequence[int], count: int, axis: int
+    gathered: torch.Tensor, parts: tuple[int, ...], units: tuple[int, ...], count: int, axis: int
 ) -> torch.Tensor:
     """Return a full tensor in the order by parts, from one in the order by ranks."""
-    if len(parts) == 1:
-        return gathered
-    lengths = [
-        [piece.stop - piece.start for piece in slice_parts(parts, units, count, rank)]
-        for rank in range(count)
-    ]
-    pieces = iter(gathered.split([length for one in lengths for length in one], axis))
-    held = [[next(pieces) for _ in parts] for _ in range(count)]
-    return torch.cat([held[rank][k] for k in range(len(parts)) for rank in range(count)], axis)
+    held = list(chain.from_iterable(order(parts, units, count)))
+    ends = accumulate((one.stop - one.start for one in held), initial=0)
+    places = sorted(zip(held, pairwise(ends), strict=True), key=lambda pair: pair[0].start)
+    return _join(gathered, (slice(*there) for _, there in places), axis)
+
+
+def _join(full: torch.Tensor, pieces: Iterable[slice], axis: int) -> torch.Tensor:
+    """Return pieces of a tensor along an axis, one after another."""
+    found = [full.narrow(axis, one.start, one.stop - one.start) for one in pieces]
+    return torch.cat(found, axis) if found else full.narrow(axis, 0, 0)

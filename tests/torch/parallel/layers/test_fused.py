@@ -172,8 +172,8 @@ def test_parts_that_do_not_fit_are_errors_before_anything_is_sent(keywords, erro
     count=st.integers(1, 5),
 )
 def test_the_orders_by_parts_and_by_ranks_are_inverse(parts, count):
-    sizes = [heads * unit for heads, unit in parts]
-    units = [unit for _, unit in parts]
+    sizes = tuple(heads * unit for heads, unit in parts)
+    units = tuple(unit for _, unit in parts)
     full = torch.arange(sum(sizes))
     ranked = _shards.order_by_ranks(full, sizes, units, count, 0)
     offsets = _shards.boundaries(sizes, units, count)
