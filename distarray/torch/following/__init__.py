@@ -4,13 +4,3 @@ from distarray.torch.following._axes import cut_axes
 from distarray.torch.following._mode import Following, check_layouts
 from distarray.torch.following._operands import known_layout, relabel, tensors_in
 from distarray.torch.following._recompute import watch_checkpoints
-
-__all__ = [
-    "Following",
-    "check_layouts",
-    "cut_axes",
-    "known_layout",
-    "relabel",
-    "tensors_in",
-    "watch_checkpoints",
-]

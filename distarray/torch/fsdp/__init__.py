@@ -3,13 +3,3 @@
 from distarray.torch.fsdp._fully_shard import fully_shard, register_fsdp_forward_method
 from distarray.torch.fsdp._module import FSDPModule, UnshardHandle
 from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-
-__all__ = [
-    "CPUOffloadPolicy",
-    "FSDPModule",
-    "MixedPrecisionPolicy",
-    "OffloadPolicy",
-    "UnshardHandle",
-    "fully_shard",
-    "register_fsdp_forward_method",
-]

@@ -2,5 +2,3 @@
 
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch.loss._loss_parallel import loss_parallel
-
-__all__ = ["loss_parallel", "vocab_parallel_cross_entropy"]

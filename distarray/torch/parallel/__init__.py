@@ -15,23 +15,4 @@ from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._sequence import SequenceParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel._transformer import TransformerLayerParallel
-from distarray.torch.parallel.layers import local_padding
-
-__all__ = [
-    "ColwiseParallel",
-    "LowRankParallel",
-    "ParallelStyle",
-    "PrepareModuleInput",
-    "PrepareModuleInputOutput",
-    "PrepareModuleOutput",
-    "RowwiseParallel",
-    "SequenceParallel",
-    "TransformerLayerParallel",
-    "distribute_parameter",
-    "forget_graphs",
-    "input_reshard",
-    "local_padding",
-    "one_axis",
-    "parallelize_module",
-    "plan_of",
-]
+from distarray.torch.parallel.layers._embedding import local_padding

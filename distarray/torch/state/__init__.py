@@ -3,11 +3,3 @@
 from distarray.torch.state._checkpoint import register_all
 from distarray.torch.state._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from distarray.torch.state._state_dict import load_state_dict, state_dict
-
-__all__ = [
-    "load_optimizer_state_dict",
-    "load_state_dict",
-    "optimizer_state_dict",
-    "register_all",
-    "state_dict",
-]
