@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,8 +37,7 @@ def is_for_all_leaves() -> bool:
 
     It is not inside of ``torch.autograd.grad`` and ``backward(inputs=...)``.
     """
-    anchor = torch.autograd.graph.get_gradient_edge(ANCHOR).node
-    return will_execute(anchor)
+    return will_execute(torch.autograd.graph.get_gradient_edge(ANCHOR).node)
 
 
 class BackwardPass(ABC):
@@ -80,19 +79,8 @@ class _Ending:
 
 # --- awaited gradients ----------------------------------------------------------------------------
 
-_awaited: Beside[bool] = Beside()
-
-
-def await_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Remember that others wait for these parameters' gradients, to send them on early."""
-    for parameter in parameters:
-        _awaited.set(parameter, True)
-
-
-def is_awaited(parameter: torch.Tensor) -> bool:
-    """Tell whether somebody waits for a parameter's gradient while the backward pass goes on."""
-    return _awaited.get(parameter) is not None
-
+awaited: Beside[bool] = Beside()
+"""Parameters for whose gradients somebody waits while the backward pass goes on."""
 
 # --- late gradients ------------------------------------------------------------------------------
 
@@ -107,15 +95,14 @@ def pack_gradients(gradients: Sequence[torch.Tensor | None], places: Iterable[Bu
             still_read(gradient)
 
 
-class _Guarded:
+class _Guarded(NamedTuple):
     """A hook that autograd's calls do not reach while its parameter's gradient is late."""
 
-    def __init__(self, hook: Callable[[Any], Any], late: set[int]) -> None:
-        self.hook = hook
-        self._late = late
+    hook: Callable[[Any], Any]
+    late: set[int]
 
     def __call__(self, given: Any) -> Any:
-        if given is None or id(given) in self._late:
+        if given is None or id(given) in self.late:
             return None
         return self.hook(given)
 

@@ -20,19 +20,13 @@ from distarray.comm.cuda import _device, followers
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
+_NAMES = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"),
+    *("complex64", "complex128"),
+)
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.bool: np.dtype(np.bool_),
-    torch.uint8: np.dtype(np.uint8),
-    torch.int8: np.dtype(np.int8),
-    torch.int16: np.dtype(np.int16),
-    torch.int32: np.dtype(np.int32),
-    torch.int64: np.dtype(np.int64),
-    torch.float16: np.dtype(np.float16),
+    **{getattr(torch, name): np.dtype(name) for name in _NAMES},
     torch.bfloat16: BFLOAT16,
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-    torch.complex64: np.dtype(np.complex64),
-    torch.complex128: np.dtype(np.complex128),
 }
 
 
@@ -40,13 +34,6 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     """Return the memory of a tensor as a NumPy array (CuPy for CUDA), outside autograd.
 
     bfloat16, which NumPy lacks, has a dtype of its own that reductions know.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is no dense tensor, or has no memory (the meta device).
-    DTypeError
-        Its dtype cannot travel.
     """
     check_travels(tensor)
     plain = tensor.detach()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import torch
@@ -31,12 +32,11 @@ def is_going_backward() -> bool:
 
     Since 1.13. Nothing public says so: hooks tell when a pass reaches them, not that one runs.
     """
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_backward_pass() != -1
 
 
-def current_backward_pass() -> int:
-    """Return the number of the backward pass under way in this thread, -1 outside of one."""
-    return int(torch._C._current_graph_task_id())
+current_backward_pass: Final[Callable[[], int]] = torch._C._current_graph_task_id
+"""Return the number of the backward pass under way in this thread, -1 outside of one."""
 
 
 def will_execute(node: Any) -> bool:
@@ -112,25 +112,16 @@ def call_after_backward(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
 
 
-def hooks_of(tensor: torch.Tensor) -> Any:
-    """Return the dictionary of a tensor's hooks; None before the first one is registered.
-
-    Since 0.2. Nothing public tells whether somebody waits for the gradient of a tensor.
-    """
-    return tensor._backward_hooks
-
-
-def hooks_after_accumulation_of(tensor: torch.Tensor) -> Any:
-    """Return the dictionary of hooks that see a gradient added; None before there is one.
-
-    Since 2.1. Gradients that come outside of autograd have nobody else to call them.
-    """
-    return tensor._post_accumulate_grad_hooks
-
-
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor that a tensor is a view of; None where it is none. Since 0.4."""
-    return tensor._base
+hooks_of: Final[Callable[[torch.Tensor], Any]] = attrgetter("_backward_hooks")
+"""The dictionary of a tensor's hooks; None before the first one is registered. Since 0.2. Nothing
+public tells whether somebody waits for the gradient of a tensor."""
+hooks_after_accumulation_of: Final[Callable[[torch.Tensor], Any]] = attrgetter(
+    "_post_accumulate_grad_hooks"
+)
+"""The dictionary of hooks that see a gradient added; None before there is one. Since 2.1. Gradients
+that come outside of autograd have nobody else to call them."""
+base_of: Final[Callable[[torch.Tensor], torch.Tensor | None]] = attrgetter("_base")
+"""The tensor that a tensor is a view of; None where it is none. Since 0.4."""
 
 
 def memory_key(tensor: torch.Tensor) -> int:
@@ -192,22 +183,13 @@ COMPUTING: Final = (
 known. Since 1.8 (convolutions) and 1.11 (transformers)."""
 
 
-def parameters_of(module: nn.Module) -> dict[str, Any]:
-    """Return a module's own parameters by name, None where one is left out, to be changed.
-
-    Since 0.1. ``named_parameters`` gives a copy, and ``setattr`` refuses tensors that are none.
-    """
-    return module._parameters
-
-
-def buffers_of(module: nn.Module) -> dict[str, Any]:
-    """Return a module's own buffers by name, to be changed. Since 0.1."""
-    return module._buffers
-
-
-def state_dict_hooks_of(module: nn.Module) -> dict[int, Any]:
-    """Return the hooks that a module's state dicts go through. Since 0.3, to be put once."""
-    return module._state_dict_hooks
+parameters_of: Final[Callable[[nn.Module], dict[str, Any]]] = attrgetter("_parameters")
+"""A module's own parameters by name, None where one is left out, to be changed. Since 0.1.
+``named_parameters`` gives a copy, and ``setattr`` refuses tensors that are none."""
+buffers_of: Final[Callable[[nn.Module], dict[str, Any]]] = attrgetter("_buffers")
+"""A module's own buffers by name, to be changed. Since 0.1."""
+state_dict_hooks_of: Final[Callable[[nn.Module], dict[int, Any]]] = attrgetter("_state_dict_hooks")
+"""The hooks that a module's state dicts go through. Since 0.3, to be put once."""
 
 
 def load_own_state(
@@ -244,17 +226,11 @@ def reduction_of(size_average: bool | None, reduce: bool | None) -> str:
     return str(_reduction.legacy_get_string(size_average, reduce))
 
 
-def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return containers with a function of each leaf in its place. Since 1.8, as `leaves_of`."""
-    return _pytree.tree_map(function, value)
-
-
-def leaves_of(value: Any) -> list[Any]:
-    """Return what is in nested containers, those that programs have registered as well.
-
-    Since 1.8; ``torch.utils.pytree`` became public after 2.13.
-    """
-    return list(_pytree.tree_leaves(value))
+map_leaves: Final[Callable[[Callable[[Any], Any], Any], Any]] = _pytree.tree_map
+"""Return containers with a function of each leaf in its place. Since 1.8, as `leaves_of`."""
+leaves_of: Final[Callable[[Any], list[Any]]] = _pytree.tree_leaves
+"""Return what is in nested containers, those that programs have registered as well. Since 1.8;
+``torch.utils.pytree`` became public after 2.13."""
 
 
 # --- torch.compile -------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from distarray.layout import Layout, Placement, Replicate
 from distarray.redistribute import gather_to
 from distarray.redistribute import scatter_from as scatter_blocks
 from distarray.torch._buffers import buffer_of, bytes_of, check_travels, tensor_of
-from distarray.torch._layouts import Placed, check_mesh, is_sharded, place, placed_of
+from distarray.torch._layouts import Placed, check_mesh, place, placed_of
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
 from distarray.torch._shards import block_of, in_full_order, in_order_of_ranks
@@ -71,13 +71,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
             "gradients and what this library returns have one, what torch computes of these has "
             "none. Say it by dt.redistribute(tensor, mesh, placements, [da.Replicate()])"
         )
-    src = placed.layout
-    dst = Layout(src.mesh, [_R] * src.mesh.ndim, src.shape)
-    whole = move(tensor, *routes_between(src, dst, requires_grad=tensor.requires_grad))
-    ordered = in_full_order(whole, placed)
-    if ordered is not whole:
-        place(ordered, dst)
-    return ordered
+    return gather_on_all(tensor, placed)
 
 
 def distribute_tensor(
@@ -257,12 +251,13 @@ def digest_of(tensor: torch.Tensor) -> str:
 
 def gather_on_all(block: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return the whole of a tensor on every rank of its mesh (collective)."""
-    layout = placed.layout
-    if not is_sharded(layout):
-        return block
-    whole = layout.replace(placements=[_R] * layout.mesh.ndim, boundaries=None, shard_order=None)
-    moved = move(block, *routes_between(layout, whole, requires_grad=False))
-    return in_full_order(moved, placed)
+    src = placed.layout
+    dst = Layout(src.mesh, [_R] * src.mesh.ndim, src.shape)
+    whole = move(block, *routes_between(src, dst, requires_grad=block.requires_grad))
+    ordered = in_full_order(whole, placed)
+    if ordered is not whole:
+        place(ordered, dst)
+    return ordered
 
 
 def gather_on_one(block: torch.Tensor, placed: Placed, rank: int) -> torch.Tensor | None:
@@ -270,13 +265,9 @@ def gather_on_one(block: torch.Tensor, placed: Placed, rank: int) -> torch.Tenso
 
     Collective over the tensor's mesh; where that lacks the rank, nothing happens.
     """
-    layout = placed.layout
-    mesh: Any = layout.mesh
-    if rank not in mesh.flat_ranks:
+    if rank not in placed.layout.mesh.flat_ranks:
         return None
-    if not is_sharded(layout):
-        return block if mesh.rank == rank else None
-    whole = gather_to(rank, _bits(block), layout)
+    whole = gather_to(rank, _bits(block), placed.layout)
     return None if whole is None else in_full_order(tensor_of(whole).view(block.dtype), placed)
 
 
@@ -307,15 +298,6 @@ def lift_placed(placed: Placed, mesh: DeviceMesh) -> Placed:
             "from which that was taken"
         )
     return placed._replace(layout=lift(layout, mesh))
-
-
-def rank_at(mesh: Any, position: Any) -> int:
-    """Return the number in the program of a position in a mesh."""
-    if not isinstance(position, int) or not 0 <= position < mesh.size:
-        raise ArgumentError(
-            f"rank {position!r}: {mesh} has the positions 0 to {mesh.size - 1}; pass one of these"
-        )
-    return int(mesh.flat_ranks[position])
 
 
 def _bits(tensor: torch.Tensor) -> Any:

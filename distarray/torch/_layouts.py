@@ -26,22 +26,10 @@ Parts = frozenset[tuple[int, str]]
 
 
 class Placed(NamedTuple):
-    """How a tensor is one block of a global one.
+    """How a tensor is one block of a global one, which ``layout`` is of.
 
-    Attributes
-    ----------
-    layout
-        Of the global tensor.
-    parts
-        Empty, or the sizes into which ``axis`` of the full tensor is cut before each part is cut
-        among the ranks (fused query, key and value weights); see `distarray.torch._shards`.
-    axis
-        The axis that consists of parts.
-    units
-        What each part is made of: whole units of so many items are not torn apart.
-    partial_grad
-        Mesh axes along which the tensor is replicated, and each rank has a part of its gradient,
-        with what becomes of the parts further back: "sum", "avg", or "" where it is not known.
+    ``parts`` are the sizes into which ``axis`` of the full tensor is cut before each part is cut
+    among the ranks, in whole ``units`` (fused weights; see `distarray.torch._shards`), if any.
     """
 
     layout: Layout
@@ -49,20 +37,14 @@ class Placed(NamedTuple):
     axis: int = 0
     units: tuple[int, ...] = ()
     partial_grad: Parts = frozenset()
+    """Mesh axes along which the tensor is replicated, and each rank has a part of its gradient,
+    with what becomes of the parts further back: "sum", "avg", or "" where it is not known."""
 
 
 class Lost(NamedTuple):
-    """What a tensor comes of, in which it is not known how it is cut.
+    """What a tensor comes of, in which it is not known how it is cut: one placed by ``layout``.
 
-    Attributes
-    ----------
-    layout
-        Of a tensor that it was computed from.
-    function
-        The name of a function that worked along cut axes of that one, and saw this rank's shard
-        of them only; "" where there was none.
-    axes
-        Which axes these were.
+    A ``function`` worked along cut ``axes`` of that, and saw this rank's shard only; "" if none.
     """
 
     layout: Layout
@@ -83,14 +65,7 @@ class Lost(NamedTuple):
 class Derived(NamedTuple):
     """What a tensor was computed from that all ranks have, together with what is not known.
 
-    Attributes
-    ----------
-    source
-        How that is placed, and of which of its gradients each rank has a part.
-    repeat
-        ``function(source tensor)``, which computes the tensor anew; None where others took part.
-    x
-        The source tensor, where there is ``repeat``.
+    ``repeat(x)`` computes the tensor anew from that, ``x``; both are None where others took part.
     """
 
     source: Placed
@@ -110,6 +85,9 @@ class Beside(Generic[T]):
 
     def __getitem__(self, tensor: torch.Tensor) -> T:
         return self._found[id(tensor)]
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return self.get(tensor) is not None
 
     def get(self, tensor: torch.Tensor) -> T | None:
         """Return what stands beside a tensor, None if nothing does."""
@@ -178,9 +156,9 @@ def placed_of(tensor: torch.Tensor) -> Placed | None:
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor has a gradient of its own, also where torch cannot tell any more.
+    """Tell whether a tensor has a gradient of its own.
 
-    Of a graph that is still alive, a view is none whose parameter an optimizer has changed since.
+    Torch cannot tell of a view in a living graph whose parameter has been changed since.
     """
     try:
         return tensor.is_leaf
@@ -296,9 +274,7 @@ def is_placed(tensor: torch.Tensor) -> bool:
     return type(_beside.get(tensor)) is Placed
 
 
-def is_known(tensor: torch.Tensor) -> bool:
-    """Tell whether anything is known of a tensor."""
-    return _beside.get(tensor) is not None
+is_known = _beside.__contains__
 
 
 def all_placed() -> list[tuple[torch.Tensor, Placed]]:
@@ -315,17 +291,9 @@ def all_placed() -> list[tuple[torch.Tensor, Placed]]:
     return list(own)
 
 
-def place(
-    tensor: torch.Tensor,
-    layout: Layout,
-    parts: tuple[int, ...] = (),
-    axis: int = 0,
-    units: tuple[int, ...] = (),
-    partial_grad: Parts = frozenset(),
-) -> None:
-    """Say that a tensor is this rank's block of a layout."""
-    placed = Placed(layout, parts, axis, units, partial_grad)
-    _beside.set(tensor, placed)
+def place(tensor: torch.Tensor, layout: Layout, *of_parts: Any, **more: Any) -> None:
+    """Say that a tensor is this rank's block of a layout: `Placed` has the other arguments."""
+    _beside.set(tensor, Placed(layout, *of_parts, **more))
     watcher = watched.get()
     if watcher is not None:
         watcher(tensor)
@@ -386,16 +354,7 @@ def layout_from(
     placements: Sequence[Placement],
     shape: Sequence[int] | None = None,
 ) -> Layout:
-    """Return the layout of a block; collective where an axis is sharded and no shape is given.
-
-    Raises
-    ------
-    LayoutError
-        The block does not fit the shape that is given, or the blocks of the ranks do not fit
-        each other.
-    MismatchError
-        The ranks have blocks of other dtypes or numbers of axes, or place them otherwise.
-    """
+    """Return the layout of a block; collective where an axis is sharded and no shape is given."""
     local = tuple(tensor.shape)
     if shape is not None:
         layout = Layout(mesh, placements, shape)
@@ -417,12 +376,21 @@ def check_block(local: Shape, layout: Layout) -> None:
 
 
 @lru_cache(maxsize=4096)
+def cut_axes(layout: Layout) -> tuple[int, ...]:
+    """Return the array axes that some mesh axis cuts."""
+    return tuple(sorted({p.axis for p in layout.placements if type(p) is Shard}))
+
+
+@lru_cache(maxsize=4096)
+def divided_axes(layout: Layout) -> frozenset[int]:
+    """Return the array axes of which several ranks have shards."""
+    both = zip(layout.placements, layout.mesh.shape, strict=True)
+    return frozenset(p.axis for p, size in both if type(p) is Shard and size > 1)
+
+
 def is_sharded(layout: Layout) -> bool:
     """Tell whether ranks hold different blocks."""
-    return any(
-        type(p) is Shard and size > 1
-        for p, size in zip(layout.placements, layout.mesh.shape, strict=True)
-    )
+    return bool(divided_axes(layout))
 
 
 def _told_shapes(draft: Layout, dtype: torch.dtype) -> tuple[Shape, ...]:

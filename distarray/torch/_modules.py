@@ -33,45 +33,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class State:
-    """Beside a module, in its ``__dict__``: it is copied with the module.
+    """Beside a module, in its ``__dict__``: it is copied with the module."""
 
-    Attributes
-    ----------
-    path
-        The module's name in the model that was parallelized; "" for the model itself.
-    moving
-        What its moves are for, which ranks must agree on; "" where it was not parallelized.
-    placed
-        How its own parameters and buffers are placed, by name.
-    styles
-        What has been applied to the module, and over which mesh.
-    summed
-        Over which meshes gradients of its own parameters are added up, by name.
-    owner
-        The module.
-    """
-
-    path: str = ""
-    placed: dict[str, Placed] = field(default_factory=dict)
-    styles: list[tuple[Any, Any]] = field(default_factory=list)
+    path: str = ""  # its name in the model that was parallelized; "" for the model itself
+    moving: str = ""  # what its moves are for, which ranks must agree on; "" for none
+    placed: dict[str, Placed] = field(default_factory=dict)  # its own parameters and buffers
+    styles: list[tuple[Any, Any]] = field(default_factory=list)  # and over which mesh
     summed: dict[str, DeviceMesh] = field(default_factory=dict)
+    """Over which meshes gradients of its own parameters are added up."""
     owner: weakref.ref[nn.Module] | None = None
-    moving: str = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         owner = None if self.owner is None else self.owner()
         for name, placed in self.placed.items():
-            own = None if owner is None else _own_tensor(owner, name)
-            if own is not None:
-                place(copy.deepcopy(own, memo), *placed)
+            tensor = None if owner is None else _own_tensor(owner, name)
+            if tensor is not None:
+                place(copy.deepcopy(tensor, memo), *placed)
         # Layouts and meshes are values.
-        return State(
-            self.path,
-            dict(self.placed),
-            list(self.styles),
-            dict(self.summed),
-            moving=self.moving,
-        )
+        own = dict(self.placed), list(self.styles), dict(self.summed)
+        return State(self.path, self.moving, *own)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.styles:
@@ -205,8 +185,7 @@ def prefix_errors(where: str) -> Iterator[None]:
     try:
         yield
     except DistArrayError as error:
-        if error.args:
-            error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+        _prefix(error, where)
         raise
 
 
@@ -222,7 +201,11 @@ def locate_errors(module: nn.Module) -> Iterator[None]:
 
 def locate(error: DistArrayError, module: nn.Module) -> None:
     """Begin an error's message with the innermost module that it comes from."""
-    if not getattr(error, "located", False) and error.args:
-        where = f"{state_of(module).path or 'the module'} ({type(module).__name__})"
-        error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+    if not getattr(error, "located", False):
+        _prefix(error, f"{state_of(module).path or 'the module'} ({type(module).__name__})")
         error.located = True  # type: ignore[attr-defined]
+
+
+def _prefix(error: DistArrayError, where: str) -> None:
+    if error.args:
+        error.args = (f"{where}: {error.args[0]}", *error.args[1:])

@@ -100,16 +100,6 @@ class PendingTensor:
     [tensor([2., 2.]), tensor([2., 2.])]
     """
 
-    __slots__ = (
-        "_differentiable",
-        "_handle",
-        "_origin",
-        "_result",
-        "_routes",
-        "_tensor",
-        "_version",
-    )
-
     def __init__(self, tensor: torch.Tensor, there: Route, back: Route) -> None:
         self._tensor = tensor
         self._routes = there, back
@@ -141,10 +131,7 @@ class PendingTensor:
                     self._result = move(self._tensor, there, back)
                 else:
                     back = way_back(self._tensor, there, back)
-                    self._result = _Move.apply(
-                        self._tensor, there, back, self._origin, self._handle
-                    )
-                    _place(self._result, there, back)
+                    self._result = _moved(self._tensor, there, back, self._origin, self._handle)
             if version(self._tensor) != self._version:
                 self._result = None
                 raise ArgumentError(
@@ -238,9 +225,7 @@ def move(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
         return tensor
     back = way_back(tensor, there, back)
     refuse_transforms(_BETWEEN_RANKS)
-    result: torch.Tensor = _Move.apply(tensor, there, back, current())
-    _place(result, there, back)
-    return result
+    return _moved(tensor, there, back, current())
 
 
 def way_back(tensor: torch.Tensor, there: Route, back: Route) -> Route:
@@ -251,9 +236,11 @@ def way_back(tensor: torch.Tensor, there: Route, back: Route) -> Route:
     return to_parts(there.src, back, source.layout, source.partial_grad)
 
 
-def _place(result: torch.Tensor, there: Route, back: Route) -> None:
-    """Say how a result is placed, and of what gradient each rank has a part."""
+def _moved(tensor: torch.Tensor, there: Route, back: Route, *how: Any) -> torch.Tensor:
+    """Return a moved tensor, placed; it is known of what gradient each rank has a part."""
+    result: torch.Tensor = _Move.apply(tensor, there, back, *how)
     place(result, there.dst, partial_grad=_partial_grad(there.dst, back.src))
+    return result
 
 
 @lru_cache(maxsize=4096)
@@ -330,7 +317,7 @@ def _reversed(origin: Origin | None) -> Origin | None:
     return None if origin is None else origin.reversed
 
 
-def _purpose(route: Route, requires_grad: bool, origin: Origin | None) -> Purpose | None:
+def _purpose(route: Route, requires_grad: bool, origin: Origin | None) -> Purpose:
     """Return what the ranks must agree on before values leave."""
     purpose = route.purpose if requires_grad and route.purpose is not None else _OF_A_TENSOR
     return purpose if origin is None else origin.join(purpose)

@@ -22,36 +22,19 @@ _LINEAR = frozenset(("sum", "avg"))
 
 
 class Route(NamedTuple):
-    """One way of a move.
-
-    Attributes
-    ----------
-    src, dst
-        Layouts before and after.
-    scale
-        What the values are multiplied by.
-    purpose
-        What the ranks must agree on before values that require a gradient leave: the way back,
-        where that communicates. None where it does not.
-    """
+    """One way of a move, on which values are multiplied by a scale."""
 
     src: Layout
     dst: Layout
     scale: float = 1.0
     purpose: Purpose | None = None
+    """What the ranks must agree on before values that require a gradient leave: the way back,
+    where that communicates."""
 
     @property
     def is_still(self) -> bool:
         """Whether values stay as they are."""
         return self.src is self.dst and self.scale == 1
-
-
-class _Ways(NamedTuple):
-    """The ways of values and gradients, and why a gradient has none, where it has none."""
-
-    there: Route
-    back: Route
-    refusal: str
 
 
 def routes_between(
@@ -60,15 +43,7 @@ def routes_between(
     grad_placements: Sequence[Placement] | None = None,
     requires_grad: bool = True,
 ) -> tuple[Route, Route]:
-    """Return the ways between layouts, of values and of gradients.
-
-    Raises
-    ------
-    LayoutError
-        The gradient would arrive cut otherwise than the tensor.
-    DTypeError
-        Values that require a gradient are reduced by other operations than sum and average.
-    """
+    """Return the ways between layouts, of values and of gradients, or raise if there are none."""
     told = None if grad_placements is None else tuple(grad_placements)
     there, back, refusal = _ways(src, dst, told)
     if refusal and requires_grad:
@@ -80,12 +55,7 @@ def routes_between(
 def to_parts(src: Layout, back: Route, layout: Layout, parts: frozenset[tuple[int, str]]) -> Route:
     """Return the way of a gradient to a replicated tensor, parts of which are summed further back.
 
-    Parameters
-    ----------
-    src
-        As what the tensor has moved: contributions have the whole gradient each.
-    layout, parts
-        Of the tensor, and of which mesh axes each rank has a part of its gradient.
+    The tensor has moved as ``src``: of contributions to sums each has the whole gradient.
     """
     mesh: Any = layout.mesh
     own = mesh.axes_of(src.mesh)
@@ -100,11 +70,14 @@ def to_parts(src: Layout, back: Route, layout: Layout, parts: frozenset[tuple[in
 
 
 @lru_cache(maxsize=4096)
-def _ways(src: Layout, dst: Layout, grad_placements: tuple[Placement, ...] | None) -> _Ways:
-    arriving = dual(dst)
+def _ways(
+    src: Layout, dst: Layout, grad_placements: tuple[Placement, ...] | None
+) -> tuple[Route, Route, str]:
+    """Return the ways of values and gradients, and why a gradient has none, where it has none."""
+    returning = src.without_partial()
+    arriving = dst.without_partial()
     if grad_placements is not None:
         arriving = _arriving(dst, grad_placements)
-    returning = dual(src)
     ops = {p.op for layout in (src, dst, arriving) for p in layout.placements if type(p) is Partial}
     refusal = ""
     if not ops <= _LINEAR:
@@ -116,7 +89,7 @@ def _ways(src: Layout, dst: Layout, grad_placements: tuple[Placement, ...] | Non
     purpose = None
     if _communicates(arriving, returning):
         purpose = Purpose.of(f"of a tensor whose gradient goes {arriving} -> {returning}")
-    return _Ways(Route(src, dst, 1.0, purpose), back, refusal)
+    return Route(src, dst, 1.0, purpose), back, refusal
 
 
 def _arriving(dst: Layout, placements: tuple[Placement, ...]) -> Layout:
@@ -130,11 +103,6 @@ def _arriving(dst: Layout, placements: tuple[Placement, ...]) -> Layout:
                 "tensor is; only Replicate and Partial may take each other's place"
             )
     return arriving
-
-
-def dual(layout: Layout) -> Layout:
-    """Return the layout of the gradient: that of the tensor, with Replicate for Partial."""
-    return layout.without_partial()
 
 
 def _communicates(src: Layout, dst: Layout) -> bool:

@@ -81,12 +81,11 @@ class _PackedOutside(NamedTuple):
         return self.unpack(self.packed)
 
 
-class Hooks:
+class Hooks(NamedTuple):
     """One pair of hooks for saved tensors, and the pair outside of it, if there is one."""
 
-    def __init__(self, take: Take, outer: tuple[Any, Any] | None) -> None:
-        self.take = take
-        self.outer = outer
+    take: Take
+    outer: tuple[Any, Any] | None
 
     @disable_compile
     def pack(self, tensor: torch.Tensor) -> Any:

@@ -92,18 +92,8 @@ def torn_among(placed: Placed) -> int:
     return next((size for size in sizes if size > 1), 1)
 
 
-_shards: Beside[bool] = Beside()
-"""Parameters that `fully_shard` has sharded."""
-
-
-def note_shard(parameter: torch.Tensor) -> None:
-    """Take note that `fully_shard` has made a parameter this rank's shard."""
-    _shards.set(parameter, True)
-
-
-def is_shard(parameter: torch.Tensor) -> bool:
-    """Tell whether `fully_shard` has made a parameter this rank's shard."""
-    return bool(_shards.get(parameter))
+shards: Beside[bool] = Beside()
+"""Parameters of which `fully_shard` has made this rank's shards."""
 
 
 # --- axes made of parts --------------------------------------------------------------------------

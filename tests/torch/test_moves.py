@@ -17,7 +17,7 @@ import distarray.torch as dt  # noqa: E402
 from distarray.layout import AbstractMesh, Layout  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._moves import move  # noqa: E402
-from distarray.torch._routes import dual, routes_between  # noqa: E402
+from distarray.torch._routes import routes_between  # noqa: E402
 from tests.torch.moves_model import (  # noqa: E402
     AVG,
     EXACT,
@@ -42,7 +42,7 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
     shape = pair[0].mesh.shape
     uses = [data.draw(st.booleans()) for _ in shape]  # does each rank use replicas differently?
     given_x = contributions(pair[0], seed)
-    weights = contributions(dual(pair[1]), seed + 1)[0]
+    weights = contributions(pair[1].without_partial(), seed + 1)[0]
     direction = contributions(pair[0], seed + 2)
 
     def program():

@@ -16,7 +16,7 @@ from distarray.torch import _modules
 from distarray.torch._full import digest_of
 from distarray.torch._layouts import placed_of
 from distarray.torch._moves import check_mesh
-from distarray.torch._shards import is_shard
+from distarray.torch._shards import shards
 
 
 class _Held(NamedTuple):
@@ -92,7 +92,7 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
 def _advice(module: nn.Module) -> str:
     """Return what mostly lets values drift apart in such a module, and what to do about it."""
     rest = "clip by dt.clip_grad_norm_, and draw alike what is to be alike (dt.manual_seed)"
-    if any(is_shard(parameter) for parameter in module.parameters()):
+    if any(parameter in shards for parameter in module.parameters()):
         return (
             "fully_shard sends no buffers, and leaves ignored_params alone: average running "
             "statistics by dt.redistribute from Partial('avg') before they are compared or saved, "

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from distarray.layout import Layout, Partial, Replicate
 from distarray.redistribute import Handle, Packed, redistribute_async
 from distarray.torch._backward import (
     BackwardPass,
-    await_gradients,
+    awaited,
     call_hooks_after_accumulation,
     guard_hooks,
     pack_gradients,
@@ -42,22 +42,15 @@ from distarray.typing import Buffer
 
 @dataclass(slots=True)
 class _Member:
-    """A parameter whose gradient is averaged.
-
-    Attributes
-    ----------
-    node
-        What accumulates its gradient; held, because torch keeps no other reference. A parameter
-        whose data have had another dtype or device in between has a new one.
-    accumulated
-        Whether the gradient has changed since it was averaged.
-    """
+    """A parameter whose gradient is averaged."""
 
     name: str
     parameter: nn.Parameter
     node: Any
+    """What accumulates its gradient; held, because torch keeps no other reference. A parameter
+    whose data have had another dtype or device in between has a new one."""
     kind: tuple[Any, ...]
-    accumulated: bool = False
+    accumulated: bool = False  # since it was averaged
     handles: list[Any] = field(default_factory=list)
 
 
@@ -68,17 +61,8 @@ NAME = "_distarray_replica"
 class Replica:
     """Beside a replicated module: what averages the gradients of its parameters.
 
-    Attributes
-    ----------
-    mesh, op, bucket_bytes, broadcast_buffers
-        As passed to `replicate`.
-    syncing
-        Whether the next backward pass averages.
-    number
-        Which of the replicated modules it is, alike on all ranks: those that run several in another
-        order notice by it.
-    calls
-        How many times ``forward`` was called for training: ranks out of step notice by it.
+    ``number`` tells which of the replicated modules it is, alike on all ranks: those that run
+    several in another order notice by it. The rest is as passed to `replicate`.
     """
 
     def __init__(
@@ -89,14 +73,13 @@ class Replica:
         self.bucket_bytes = bucket_bytes
         self.broadcast_buffers = broadcast_buffers
         self.number = number
-        self.syncing = True
-        self.calls = 0
+        self.syncing = True  # whether the next backward pass averages
+        self.calls = 0  # of ``forward`` for training: ranks out of step notice by it
         self.buckets: list[Bucket] = []
         self.members: list[_Member] = []
         self.bucket_of: dict[int, int] = {}
         self.awaited: set[int] = set()
-        self._late: set[int] = set()
-        """The ids of parameters to whose gradients autograd is adding what is not averaged yet."""
+        self._late: set[int] = set()  # to whose gradients autograd is adding what is not averaged
         self._current: _Pass | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replica:
@@ -141,7 +124,8 @@ class Replica:
             _replicas.set(p, weakref.ref(self))
         own = [p for _, p in found]
         self.awaited = {id(p) for p in own}
-        await_gradients(own)
+        for p in own:
+            awaited.set(p, True)
         self.buckets = [
             Bucket(self.mesh, own, members) for members in choose_buckets(own, self.bucket_bytes)
         ]
@@ -344,22 +328,15 @@ def _check_gradient(member: _Member) -> None:
     if gradient is None:
         return
     if gradient.layout is not torch.strided:
-        _refuse(
-            member,
-            ArgumentTypeError,
-            "is sparse, and cannot be packed; pass sparse=False to the module",
+        raise ArgumentTypeError(
+            f"the gradient of {member.name!r} is sparse, and cannot be packed; pass sparse=False "
+            "to the module"
         )
     if gradient.requires_grad:
-        _refuse(
-            member,
-            ArgumentError,
-            "is to be differentiated again (create_graph=True), which its average cannot be; "
-            "compute it by torch.autograd.grad, which averages nothing",
+        raise ArgumentError(
+            f"the gradient of {member.name!r} is to be differentiated again (create_graph=True), "
+            "which its average cannot be; compute it by torch.autograd.grad, which averages nothing"
         )
-
-
-def _refuse(member: _Member, kind: type[Exception], why: str) -> NoReturn:
-    raise kind(f"the gradient of {member.name!r} {why}")
 
 
 # --- buckets -------------------------------------------------------------------------------------
@@ -372,12 +349,8 @@ DistributedDataParallel begins with as many."""
 class Bucket:
     """Parameters of one dtype and device, whose gradients travel one after another in one buffer.
 
-    Gradients lie there as the parameters do where these are dense, as optimizers like it.
-
-    Attributes
-    ----------
-    members
-        Positions of the parameters among all, in the order in which gradients are packed.
+    Gradients lie there as the parameters do where these are dense, as optimizers like it, in the
+    order of ``members``, the positions of the parameters among all.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from distarray.torch._layouts import placed_of
 from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors
 from distarray.torch._moves import check_mesh
 from distarray.torch._opaque import disable_compile
-from distarray.torch._shards import is_shard
+from distarray.torch._shards import shards
 from distarray.torch.data_parallel._reducer import NAME, Replica
 
 
@@ -224,7 +224,7 @@ def _describe(module: nn.Module, mesh: DeviceMesh) -> list[str]:
 
 def _check_same(what: str, tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     """Raise where ranks hold different blocks, which would take the values of the first."""
-    if is_shard(tensor):
+    if tensor in shards:
         raise LayoutError(
             f"{what} is a shard of fully_shard, which averages gradients itself; leave out "
             "replicate, and for replicas of shards give fully_shard a mesh of both axes"

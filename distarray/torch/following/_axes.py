@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distarray.layout import Layout, Shard
+from distarray.layout import Layout
+from distarray.torch._layouts import cut_axes
 
 Axes = Mapping[int, int]
 """Where every cut axis of an operand is in the result."""
@@ -57,13 +58,7 @@ _NAMES = (
 def label_axes(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[torch.Tensor, Labels]]:
-    """Return the operands of a product with the labels of their axes; nothing if they are unknown.
-
-    Parameters
-    ----------
-    name
-        One of `PRODUCTS`.
-    """
+    """Return the operands of a product with the labels of their axes; nothing if unknown."""
     operands = [*args, *(kwargs[key] for key in _NAMES if key in kwargs)]
     if name == "einsum":
         equation, *operands = operands
@@ -152,19 +147,6 @@ def _is_causal(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def cut_axes(layout: Layout) -> tuple[int, ...]:
-    """Return the array axes that some mesh axis cuts."""
-    return tuple(sorted({p.axis for p in layout.placements if type(p) is Shard}))
-
-
-@lru_cache(maxsize=4096)
-def divided_axes(layout: Layout) -> frozenset[int]:
-    """Return the array axes of which several ranks have shards."""
-    both = zip(layout.placements, layout.mesh.shape, strict=True)
-    return frozenset(p.axis for p, size in both if type(p) is Shard and size > 1)
-
-
-@lru_cache(maxsize=4096)
 def single_axes(layout: Layout) -> frozenset[int]:
     """Return the cut axes of which some rank has one item, as of axes that squeeze drops."""
     ends = ((axis, layout.partition(axis).offsets) for axis in cut_axes(layout))
@@ -172,14 +154,9 @@ def single_axes(layout: Layout) -> frozenset[int]:
 
 
 def squeezed_axes(shape: Sequence[int], dropped: Iterable[int], layout: Layout) -> Axes | None:
-    """Return where cut axes are without axes of length 1; None where a rank might drop a cut one.
+    """Return where cut axes are without those to be ``dropped`` that are of length 1.
 
-    Parameters
-    ----------
-    shape
-        Of this rank's block.
-    dropped
-        Axes that are dropped if they are of length 1.
+    None where a rank might drop a cut one. The shape is that of this rank's block.
     """
     cut, dropped = cut_axes(layout), frozenset(dropped)
     if dropped & single_axes(layout):
@@ -195,22 +172,13 @@ def reshaped_axes(
     cut: tuple[int, ...],
     single: Collection[int] = (),
 ) -> Axes | None:
-    """Return where cut axes are after a reshape; None where one does not stay an axis.
+    """Return where cut axes are after a reshape of a block; None where one does not stay an axis.
 
     An axis stays one where as many items lie before it, and after it, as did. Beside a new axis of
     length 1 it may not: one of the two is of that length on this rank alone, such as that of heads.
     Where there were axes of length 1 before, the one that is as far from the end, else from the
     start, is taken, as with longer axes on other ranks. Where a rank with one item could not tell
-    which it is, no rank can.
-
-    Parameters
-    ----------
-    before, after
-        Shapes of this rank's block.
-    cut
-        Axes of ``before``.
-    single
-        Those of them that are of length 1 on some rank.
+    which it is, no rank can: ``single`` are the cut axes that are of length 1 on some rank.
     """
     axes = {}
     for axis in cut:
@@ -234,15 +202,9 @@ def torn_axes(before: tuple[int, ...], after: tuple[int, ...], parts: int = 0) -
     """Return the axes of which a reshape makes something else where a rank has a shard of them.
 
     One that is divided into a number of parts, whose length (-1) follows from the items that are
-    there; one that is joined to what is left of the axis before it; and one that is joined to axes
-    before it into the last, which are features: a rank has some of each of those.
-
-    Parameters
-    ----------
-    before, after
-        Shapes of this rank's block; one length after the reshape may be -1.
-    parts
-        In how many parts an axis may be divided: those of a fused weight.
+    there, unless it is that of the ``parts`` of a fused weight; one that is joined to what is left
+    of the axis before it; and one that is joined to axes before it into the last, which are
+    features: a rank has some of each of those.
     """
     shape, sizes = [length or 1 for length in before], [size or -1 for size in after]
     leads = [prod(shape[:axis]) for axis in range(len(shape) + 1)]
@@ -294,21 +256,11 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class Picked(NamedTuple):
-    """Axes of what an index picks.
+    """Axes of what an index picks."""
 
-    Attributes
-    ----------
-    kept
-        Where the axes are that stay whole.
-    start, depth
-        The first of those that tensors and lists make, and how many these are.
-    ndim
-        How many there are.
-    """
-
-    kept: Axes
-    start: int
-    depth: int
+    kept: Axes  # where the axes are that stay whole
+    start: int  # the first of those that tensors and lists make
+    depth: int  # how many these are
     ndim: int
 
 

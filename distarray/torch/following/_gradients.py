@@ -21,7 +21,7 @@ from distarray.torch._compat import is_in_function_forward, is_of_function
 from distarray.torch._layouts import Derived, Placed, is_known, note, place
 from distarray.torch._moves import move
 from distarray.torch._routes import moving_for, routes_between
-from distarray.torch.following._operands import Operand
+from distarray.torch.following._operands import Operand, tensors_in
 from distarray.torch.following._rules import Call
 
 _R, _P = Replicate(), Partial()
@@ -71,8 +71,8 @@ def derive(call: Call, result: Any) -> None:
     derived = next((one for one in found if not one.source.partial_grad), found[0])
     if not torch.is_grad_enabled():
         derived = Derived(derived.source)  # what would be computed anew has no gradient
-    for x in result if isinstance(result, tuple | list) else (result,):
-        if isinstance(x, torch.Tensor) and _has_gradient(x) and not is_known(x):
+    for x in tensors_in((result,), {}):
+        if _has_gradient(x) and not is_known(x):
             note(x, derived)
 
 

@@ -24,6 +24,8 @@ from distarray.torch._layouts import (
     Derived,
     Lost,
     Placed,
+    cut_axes,
+    divided_axes,
     is_known,
     is_placed,
     is_sharded,
@@ -33,13 +35,13 @@ from distarray.torch._layouts import (
     place,
 )
 from distarray.torch._opaque import Pausing, disable_compile
-from distarray.torch.following._axes import PRODUCTS, Axes, cut_axes, divided_axes, single_axes
+from distarray.torch.following._axes import PRODUCTS, Axes, single_axes
 from distarray.torch.following._gradients import RESIZING, derive, place_beside, sum_gradients
 from distarray.torch.following._operands import (
     Operand,
     known_layout,
+    of_weights,
     relabel,
-    take_for_weight,
     tensors_in,
 )
 from distarray.torch.following._random import draw, draws
@@ -105,18 +107,10 @@ def check_layouts() -> Iterator[None]:
 class Following(Pausing):
     """Sees torch's functions called in this thread.
 
-    Parameters
-    ----------
-    strict
-        Whether a function that takes a shard for the whole raises at once.
-
-    Attributes
-    ----------
-    runs_again
-        Whether what runs now opens such a mode where it is computed again: a checkpoint, or the
-        forward of a function of autograd's in which this one was opened.
-    is_inside
-        Whether a followed module is under way: what leaves the outermost one is checked.
+    If ``strict``, a function that takes a shard for the whole raises at once. What ``runs_again``
+    opens such a mode where it is computed again: a checkpoint, or the forward of a function of
+    autograd's in which this one was opened. ``is_inside`` tells whether a followed module is under
+    way: what leaves the outermost one is checked.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
@@ -230,13 +224,9 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
 
     A result of which it is not known how is remembered as something of this rank's alone, unless a
     parameter with a layout took part: then the module's style says what the result is. That the
-    function, or one before it, has ``worked`` along a cut axis is remembered in any case.
-
-    Returns
-    -------
-    tuple of str and Lost
-        Where a tensor was written into whose layout does not hold what it has become: what was
-        written, in words, and of what layout.
+    function, or one before it, has ``worked`` along a cut axis is remembered in any case. Where a
+    tensor was written into whose layout does not hold what it has become, what was written is
+    returned, in words, and of what layout.
     """
     if call.name == "__setitem__":
         result = call.first
@@ -257,19 +247,22 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
         losing = Lost(_layout(known[0]))
     if call.name.startswith(_FRESH) and call.rule.follows is None:
         return None
-    wrong = None
-    for x in result if isinstance(result, tuple | list) else (result,):
-        if not isinstance(x, torch.Tensor):
-            continue
+    wrong, written = None, tensors_in((call.kwargs.get("out"),), {})
+    for x in tensors_in((result,), {}):
         own = next((one.placed for one in call.operands if one.x is x), None)
-        if own is None and is_placed(x) and not _is_out(call, x):
+        if own is None and is_placed(x) and not any(x is one for one in written):
             continue
         placed = None if follows is None else _followed_to(call, follows, known[0], x)
         if placed is not None and (own is None or own[:4] == placed[:4]):
             place(x, *placed)
             if all(weights):
-                take_for_weight(x)
-        elif own is not None and losing is not None and is_certain and _others_cut(known, x):
+                of_weights.set(x, True)
+        elif (
+            own is not None
+            and losing is not None
+            and is_certain
+            and any(one.is_cut and one.x is not x for one in known)
+        ):
             layouts = f"{own.layout}, beside one placed as {losing.layout}"
             wrong = (
                 f"a tensor placed as {layouts}, in place",
@@ -315,23 +308,12 @@ def _followed_to(call: Call, follows: Follows, source: Operand, x: torch.Tensor)
     return place_beside(placed, call.varying)
 
 
-def _is_out(call: Call, x: torch.Tensor) -> bool:
-    """Tell whether a result was written into a tensor that was passed for it."""
-    return any(x is one for one in tensors_in((call.kwargs.get("out"),), {}))
-
-
-def _others_cut(known: list[Operand], x: torch.Tensor) -> bool:
-    return any(one.is_cut and one.x is not x for one in known)
-
-
 def _losing(call: Call) -> Lost | None:
     """Return in what the cut was lost before, or what is still to be added; None if neither."""
     losts = [one.lost for one in call.operands if one.lost is not None]
-    found = next((lost for lost in losts if lost.function), losts[0] if losts else None)
-    if found is None:
-        layouts = (one.placed.layout for one in call.operands if one.placed is not None)
-        found = next((Lost(layout) for layout in layouts if layout.has_partial), None)
-    return found
+    layouts = (one.placed.layout for one in call.operands if one.placed is not None)
+    losts += (Lost(layout) for layout in layouts if layout.has_partial)
+    return next((lost for lost in losts if lost.function), losts[0] if losts else None)
 
 
 def _are_cut_alike(call: Call, known: list[Operand]) -> bool:
@@ -371,12 +353,8 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
     """Return of what a function is about to take a shard for the whole; None if of nothing.
 
     Reductions, sorting, indices and the like along other axes pass, and so does what is not known:
-    its result is known to come of a shard.
-
-    Returns
-    -------
-    tuple of str and Lost
-        What it works along, in words, and which axes of which layout these are.
+    its result is known to come of a shard. What it works along is told in words, and which axes of
+    which layout these are.
     """
     rule = call.rule
     if rule.moves_axes_in_place and (layout := known_layout(call.operands[0].x)) is not None:
@@ -476,9 +454,7 @@ def _number_of(call: Call, result: Any) -> tuple[str, Lost] | None:
     if not isinstance(result, torch.Tensor) or result.ndim:
         return None
     lost = lost_of(result)
-    if lost is None or not is_sharded(lost.layout):
-        return None
-    if all(one.x.ndim == 0 for one in call.operands):
+    if lost is None or not is_sharded(lost.layout) or not any(one.x.ndim for one in call.operands):
         return None
     return _computed_from(lost, call.name)
 

@@ -12,7 +12,7 @@ from distarray.layout import Layout, Shard
 from distarray.torch._layouts import Beside, Derived, Lost, Placed, is_sharded, known_of, own_placed
 from distarray.torch.following._axes import Axes
 
-_of_weights: Beside[bool] = Beside()
+of_weights: Beside[bool] = Beside()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
 
 
@@ -44,7 +44,7 @@ class Operand(NamedTuple):
         """Whether it is a cut parameter, or was computed item by item from such."""
         if self.placed is None or self.placed.parts or not is_sharded(self.placed.layout):
             return False
-        return issubclass(type(self.x), torch.nn.Parameter) or bool(_of_weights.get(self.x))
+        return issubclass(type(self.x), torch.nn.Parameter) or self.x in of_weights
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -67,21 +67,8 @@ def known_layout(x: Any) -> Layout | None:
     return None if placed is None or placed.parts else placed.layout
 
 
-def take_for_weight(x: torch.Tensor) -> None:
-    """Remember that a tensor was computed from parameters alone."""
-    _of_weights.set(x, True)
-
-
 def relabel(layout: Layout, axes: Axes, local: Iterable[int]) -> Layout:
-    """Return a layout whose cut axes have moved, of blocks of another shape.
-
-    Parameters
-    ----------
-    axes
-        From the layout's cut axes to those of the result.
-    local
-        Shape of this rank's block; its other axes are whole.
-    """
+    """Return a layout whose cut axes have moved to others, of blocks of a ``local`` shape."""
     return _relabel(layout, tuple(axes.items()), tuple(local))
 
 

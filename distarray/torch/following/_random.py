@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distarray.layout import Layout, Shard
-from distarray.torch._layouts import own_placed
+from distarray.torch._layouts import cut_axes, own_placed
 from distarray.torch._random import random_state, seeded_alike
 from distarray.torch.following._operands import Operand
 from distarray.torch.following._rules import Call
@@ -82,9 +82,7 @@ def draw(call: Call) -> Any:
 def _cut(one: Operand) -> Layout | None:
     """Return the layout by which a tensor is cut, or comes of one that is."""
     known = one.placed or one.lost
-    if known is None or not any(type(p) is Shard for p in known.layout.placements):
-        return None
-    return known.layout
+    return None if known is None or not cut_axes(known.layout) else known.layout
 
 
 def _told_to_drop(

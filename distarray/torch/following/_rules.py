@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout
-from distarray.torch._layouts import own_placed
+from distarray.torch._layouts import cut_axes, own_placed
 from distarray.torch.following._axes import (
     PRODUCTS,
     Axes,
     Labels,
-    cut_axes,
     is_mask,
     label_axes,
     label_index,
@@ -38,25 +37,13 @@ Follows = Callable[["Case"], "Axes | None"]
 
 
 class Rule(NamedTuple):
-    """What is known of a torch function.
+    """What is known of a torch function."""
 
-    Attributes
-    ----------
-    name
-        Without what says only how it is called.
-    works, follows
-        None where the function is not known to work along axes, or to keep any.
-    moves_axes_in_place
-        Whether the tensor itself has other axes afterwards.
-    tells_nothing
-        Whether no tensor of items is returned, as by what reads a shape.
-    """
-
-    name: str
-    works: Works | None = None
-    follows: Follows | None = None
-    moves_axes_in_place: bool = False
-    tells_nothing: bool = False
+    name: str  # without what says only how it is called
+    works: Works | None = None  # not known to work along axes
+    follows: Follows | None = None  # not known to keep any
+    moves_axes_in_place: bool = False  # the tensor itself has other axes afterwards
+    tells_nothing: bool = False  # no tensor of items is returned, as by what reads a shape
 
 
 _SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "x2": "other"} | dict.fromkeys(
@@ -76,19 +63,9 @@ _TEMPLATES = ("type_as", "to")
 class Call:
     """One call of a torch function.
 
-    Attributes
-    ----------
-    rule
-        What is known of the function.
-    named
-        Arguments that are passed by name, by torch's own names.
-    tensors
-        Those among the arguments, and in sequences among them, but those to write into.
-    operands
-        The same, and what is known of them.
-    varying
-        The lines of ranks along which some operand differs, or its gradient, and what becomes of
-        the parts of that.
+    ``tensors`` and ``operands`` are those among the arguments, and in sequences among them, but
+    those to write into; ``varying`` has the lines of ranks along which some operand differs, or its
+    gradient, and what becomes of the parts of that.
     """
 
     __slots__ = (
@@ -104,7 +81,7 @@ class Call:
         self.rule = rule
         self.args = args
         self.kwargs = kwargs
-        self.named = {_SPELLINGS.get(key, key): value for key, value in kwargs.items()}
+        self.named = {_SPELLINGS.get(key, key): value for key, value in kwargs.items()}  # torch's
         read = {key: value for key, value in kwargs.items() if key != "out"} if kwargs else kwargs
         if rule.name in _TEMPLATES:
             args, read = args[:1], {}
@@ -201,6 +178,11 @@ class Case(NamedTuple):
     def cut(self) -> tuple[int, ...]:
         """Which axes of the source some mesh axis cuts."""
         return cut_axes(self.layout)
+
+    @property
+    def kept(self) -> Axes:
+        """These axes where they stay in their places."""
+        return {axis: axis for axis in self.cut}
 
 
 # --- along which axes functions work -------------------------------------------------------------
@@ -319,10 +301,9 @@ def _from(axis: int) -> Works:
     return lambda _, x: frozenset(range(axis, x.ndim))
 
 
-def _normalized_shape(call: Call, x: torch.Tensor) -> frozenset[int]:
+def _normalized_shape(call: Call, x: torch.Tensor) -> frozenset[int] | None:
     shape = call.told(1, "normalized_shape", x.shape)
-    count = 1 if isinstance(shape, int) else len(shape)
-    return frozenset(range(max(x.ndim - count, 0), x.ndim))
+    return _last(1 if isinstance(shape, int) else len(shape))(call, x)
 
 
 def _beside_channels(call: Call, x: torch.Tensor) -> frozenset[int]:
@@ -457,7 +438,7 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
     **{
         f"{kind}pool{count}d{indices}": _last(count)
-        for kind in (
+        for kind in [
             "avg_",
             "max_",
             "lp_",
@@ -465,7 +446,7 @@ _WORKS: dict[str, Works] = {
             "adaptive_max_",
             "fractional_max_",
             "max_un",
-        )
+        ]
         for count in (1, 2, 3)
         for indices in ("", "_with_indices")
     },
@@ -551,7 +532,7 @@ def _by_labels(case: Case) -> Axes | None:
 def put(case: Case) -> Axes | None:
     """Follow the axes of a tensor some items of which are overwritten."""
     is_kept = case.source is case.call.first and _by_labels(case) is not None
-    return {axis: axis for axis in case.cut} if is_kept else None
+    return case.kept if is_kept else None
 
 
 def _beside_worked(case: Case) -> Axes | None:
@@ -562,12 +543,9 @@ def _beside_worked(case: Case) -> Axes | None:
         return None
     if rule.name.startswith(_PAIRING) and not _paired(case):
         return None
-    axes = {axis: axis for axis in case.cut}
     if result.ndim == source.ndim - len(worked) < source.ndim:
-        axes = {axis: axis - sum(one < axis for one in worked) for axis in case.cut}
-    elif result.ndim != source.ndim:
-        return None
-    return axes
+        return {axis: axis - sum(one < axis for one in worked) for axis in case.cut}
+    return case.kept if result.ndim == source.ndim else None
 
 
 def _is_first(case: Case) -> bool:
@@ -601,13 +579,13 @@ def _paired(case: Case) -> bool:
 def _kept(case: Case) -> Axes | None:
     """Follow the first argument, whose axes the result has."""
     is_kept = case.source is case.call.first and case.result.shape == case.source.shape
-    return {axis: axis for axis in case.cut} if is_kept else None
+    return case.kept if is_kept else None
 
 
 def _leading(case: Case) -> Axes | None:
     """Follow the first axes, behind which one is added or dropped."""
     is_kept = case.source is case.call.first and all(i < case.result.ndim for i in case.cut)
-    return {axis: axis for axis in case.cut} if is_kept else None
+    return case.kept if is_kept else None
 
 
 def _stacked(case: Case) -> Axes | None:

@@ -24,7 +24,7 @@ from distarray.errors import LayoutError
 from distarray.torch._compat import is_going_backward, parameters_of
 from distarray.torch._modules import locate_errors
 from distarray.torch._shard_records import explain
-from distarray.torch._shards import is_shard
+from distarray.torch._shards import shards
 
 if TYPE_CHECKING:
     from distarray.torch.fsdp._group import Group
@@ -73,7 +73,7 @@ class _Refuse:
             return
         # By the dictionary's own method: reading one in a recomputation makes it whole, if later.
         held = dict.values(parameters_of(module))
-        if not any(p is not None and is_shard(p) for p in held):
+        if not any(p is not None and p in shards for p in held):
             return
         if is_going_backward():
             return
@@ -107,7 +107,7 @@ def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: An
     messages: list[str] = rest[-1]
     for name, own in module.named_parameters(recurse=False):
         given = state.get(prefix + name)
-        if is_shard(own) and isinstance(given, torch.Tensor) and given.shape != own.shape:
+        if own in shards and isinstance(given, torch.Tensor) and given.shape != own.shape:
             explain(messages)
             return
 

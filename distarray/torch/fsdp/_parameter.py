@@ -24,7 +24,7 @@ from distarray.torch._full import scatter_from
 from distarray.torch._layouts import Placed, is_placed, own_placed, place, placed_of
 from distarray.torch._modules import prefix_errors
 from distarray.torch._shard_records import note_placed
-from distarray.torch._shards import is_shard, note_shard, torn_among
+from distarray.torch._shards import shards, torn_among
 from distarray.torch.parallel import forget_graphs, local_padding
 
 
@@ -64,7 +64,7 @@ class ShardedParameter:
         wanted: Shard | None,
         path: str,
     ) -> None:
-        if is_shard(parameter):
+        if parameter in shards:
             raise LayoutError(
                 f"{path}: the parameter is sharded already, by a call of fully_shard for a module "
                 "further out; call it for the modules inside first, then outwards"
@@ -187,7 +187,7 @@ class ShardedParameter:
 
     def _place(self) -> None:
         place(self.parameter, *self.placed)
-        note_shard(self.parameter)
+        shards.set(self.parameter, True)
         for module, name in self.slots:
             note_placed(module, name, self.placed)
 

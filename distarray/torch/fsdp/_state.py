@@ -14,7 +14,7 @@ from distarray.torch._compat import is_going_backward, leaves_of, map_leaves, pa
 from distarray.torch._modules import locate_errors
 from distarray.torch._opaque import disable_compile, refuse_transforms
 from distarray.torch._saved_tensors import enter_hooks
-from distarray.torch._shards import is_shard
+from distarray.torch._shards import shards
 from distarray.torch.data_parallel import REPLICA
 from distarray.torch.fsdp._autograd import view_of_unsharded
 from distarray.torch.fsdp._context import Context
@@ -154,7 +154,7 @@ class State:
             for name, p in dict.items(parameters_of(child)):
                 if p is None or (child, name) in known or id(p) in averaged:
                     continue
-                if p.requires_grad or is_shard(p):
+                if p.requires_grad or p in shards:
                     raise ArgumentError(
                         f"parameter {name!r} of {path or 'the module'!r} has been put in after "
                         "fully_shard, so that nothing shards it or averages its gradients; put "

@@ -13,9 +13,9 @@ from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout
 from distarray.torch._compat import is_in_function_forward, reduction_of
-from distarray.torch._layouts import check_mesh, is_sharded, lost_of
+from distarray.torch._layouts import check_mesh, cut_axes, is_sharded, lost_of
 from distarray.torch._opaque import disable_compile
-from distarray.torch.following import Following, cut_axes, known_layout
+from distarray.torch.following import Following, known_layout
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
 from distarray.torch.parallel import one_axis
 

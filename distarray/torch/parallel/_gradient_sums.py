@@ -28,7 +28,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
-from distarray.torch._backward import ANCHOR, is_awaited, is_for_all_leaves
+from distarray.torch._backward import ANCHOR, awaited, is_for_all_leaves
 from distarray.torch._compat import hooks_of, is_transforming, parameters_of, version
 from distarray.torch._layouts import Beside, place
 from distarray.torch._modules import state_of
@@ -201,7 +201,7 @@ class summing_together:  # noqa: N801 - reads as a phrase: with summing_together
         for child in module.modules() if needed else ():
             for name, mesh in state_of(child).summed.items():
                 p = parameters_of(child).get(name)
-                if p is not None and p.requires_grad and mesh.size > 1 and not is_awaited(p):
+                if p is not None and p.requires_grad and mesh.size > 1 and p not in awaited:
                     chosen.setdefault(mesh, {})[id(p)] = p
         self._found: _StandIns = {}
         for mesh, parameters in chosen.items():
@@ -246,7 +246,7 @@ def sum_gradients_of(module: nn.Module, mesh: DeviceMesh) -> dict[str, torch.Ten
     found = {
         name: parameter
         for name, parameter in parameters_of(module).items()
-        if parameter is not None and parameter.requires_grad and not _standing_in.get(parameter)
+        if parameter is not None and parameter.requires_grad and parameter not in _standing_in
     }
     if not found or mesh.size == 1 or not torch.is_grad_enabled():
         return {}

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from distarray.comm import DeviceMesh, all_gather_checked, pause_logs
+from distarray.core import check_position
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Layout, chunk
 from distarray.torch._layouts import check_mesh, is_sharded, placed_of
@@ -21,7 +22,7 @@ from distarray.torch._modules import (
     state_of,
     watch_replacements,
 )
-from distarray.torch._shards import check_parts, is_shard
+from distarray.torch._shards import check_parts, shards
 from distarray.torch.parallel._colwise import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
 from distarray.torch.parallel._parameters import values_from
@@ -94,11 +95,8 @@ def parallelize_module(
     def choose() -> list[tuple[str, nn.Module, ParallelStyle]]:
         if not isinstance(module, nn.Module):
             raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
-        if src_data_rank is not None and not 0 <= src_data_rank < mesh.size:
-            raise ArgumentError(
-                f"src_data_rank={src_data_rank}: {mesh} has the positions 0 to {mesh.size - 1}; "
-                "or None"
-            )
+        if src_data_rank is not None:
+            check_position(src_data_rank, mesh, "src_data_rank")
         matched = list(_matches(module, plan))
         for name, child, style in matched:
             _check_whole(name, child, style)
@@ -181,7 +179,7 @@ def _check_whole(path: str, module: nn.Module, style: ParallelStyle) -> None:
     if isinstance(style, PrepareModuleInput | PrepareModuleOutput | PrepareModuleInputOutput):
         return  # they move what goes in and out, around the gathering
     for name, parameter in module.named_parameters(recurse=False):
-        if is_shard(parameter):
+        if parameter in shards:
             raise LayoutError(
                 f"{path or 'the module'} ({type(module).__name__}): {type(style).__name__} comes "
                 f"too late, parameter {name!r} is a shard of fully_shard already; cut first, by "

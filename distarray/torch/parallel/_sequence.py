@@ -12,12 +12,12 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError, AxisError, LayoutError
 from distarray.layout import Layout, Replicate, Shard
-from distarray.torch._layouts import hand_on, is_placed, layout_from, place
+from distarray.torch._layouts import cut_axes, hand_on, is_placed, layout_from, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
-from distarray.torch.following import cut_axes, relabel
+from distarray.torch.following import relabel
 from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of

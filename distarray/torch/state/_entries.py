@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 
 from distarray.checkpoint import join_name
 from distarray.comm import DeviceMesh, all_gather_checked, by_answer, list_first
+from distarray.core import check_position
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError, StateDictError
 from distarray.layout import Layout, Replicate
 from distarray.torch import _modules
-from distarray.torch._full import gather_on_all, gather_on_one, lift_placed, rank_at, scatter_from
+from distarray.torch._full import gather_on_all, gather_on_one, lift_placed, scatter_from
 from distarray.torch._layouts import Placed, is_sharded, own_placed
 from distarray.torch._shards import block_of
 
@@ -221,7 +222,7 @@ class Holder:
         self.is_here = True
         if position is not None:
             self._mesh = _only_mesh(state, f"{keyword}={position}") if mesh is None else mesh
-            self._rank = rank_at(self._mesh, position)
+            self._rank = self._mesh.flat_ranks[check_position(position, self._mesh, keyword)]
             self.is_here = self._mesh.rank == self._rank
         self._meshes = state.meshes if self._mesh is None else [self._mesh]
         self.is_one = self._rank is not None
@@ -232,10 +233,11 @@ class Holder:
         if not isinstance(value, torch.Tensor):
             return value
         whole: torch.Tensor | None = value.detach()
-        if placed is not None and self._rank is None:
-            whole = gather_on_all(value.detach(), placed)
-        elif placed is not None and self._rank is not None:
-            whole = gather_on_one(value.detach(), placed, self._rank)
+        if placed is not None and is_sharded(placed.layout):
+            if self._rank is None:
+                whole = gather_on_all(value.detach(), placed)
+            else:
+                whole = gather_on_one(value.detach(), placed, self._rank)
         return whole.cpu() if cpu and whole is not None else whole
 
     def agree(

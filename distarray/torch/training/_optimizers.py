@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distarray.errors import ArgumentError
-from distarray.layout import Shard
 from distarray.torch._compat import leaves_of
-from distarray.torch._layouts import is_sharded, placed_of
+from distarray.torch._layouts import divided_axes, is_sharded, layout_of
 from distarray.torch._opaque import disable_compile
 from distarray.torch._random import forked
 
@@ -72,21 +71,15 @@ def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _kind(parameter: torch.Tensor) -> _Kind | None:
     """Return what stands for a parameter that is cut; None for others."""
-    placed = placed_of(parameter)
-    if placed is None or not is_sharded(placed.layout):
+    layout = layout_of(parameter)
+    if layout is None or not is_sharded(layout):
         return None
-    layout = placed.layout
-    cut = frozenset(
-        placement.axis
-        for placement, size in zip(layout.placements, layout.mesh.shape, strict=True)
-        if type(placement) is Shard and size > 1
-    )
     longest = sorted(range(layout.ndim), key=lambda axis: -layout.shape[axis])[:2]
     shape = tuple(
         max(2, min(length, _LONG if axis in longest else _SHORT))
         for axis, length in enumerate(layout.shape)
     )
-    return shape, cut
+    return shape, divided_axes(layout)
 
 
 def _judge(

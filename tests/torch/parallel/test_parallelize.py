@@ -91,7 +91,7 @@ def test_arguments_are_checked():
             (
                 lambda: dt.parallelize_module(model, mesh, COL(), src_data_rank=2),
                 ArgumentError,
-                "positions 0 to 1",
+                "must be 0 to 1",
             ),
             (
                 lambda: dt.parallelize_module(model, da.DeviceMesh([1 - mesh.rank]), COL()),

@@ -285,7 +285,7 @@ def test_positions_need_a_mesh():
         dt.load_state_dict(plain, NEXT)
         same(dt.state_dict(plain), NEXT)
         model = parallel(mesh, model=MODEL)
-        with pytest.raises(ArgumentError, match="positions 0 to 1"):
+        with pytest.raises(ArgumentError, match="must be 0 to 1"):
             dt.state_dict(model, ranks=2)
         other = da.init_device_mesh((2,), ("other",))
         given = NEXT if mesh.rank == 0 else None
