@@ -257,12 +257,7 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
             place(x, *placed)
             if all(weights):
                 of_weights.set(x, True)
-        elif (
-            own is not None
-            and losing is not None
-            and is_certain
-            and any(one.is_cut and one.x is not x for one in known)
-        ):
+        elif own and losing and is_certain and any(o.is_cut and o.x is not x for o in known):
             layouts = f"{own.layout}, beside one placed as {losing.layout}"
             wrong = (
                 f"a tensor placed as {layouts}, in place",

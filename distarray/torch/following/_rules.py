@@ -438,15 +438,10 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
     **{
         f"{kind}pool{count}d{indices}": _last(count)
-        for kind in [
-            "avg_",
-            "max_",
-            "lp_",
-            "adaptive_avg_",
-            "adaptive_max_",
-            "fractional_max_",
+        for kind in (
+            *("avg_", "max_", "lp_", "adaptive_avg_", "adaptive_max_", "fractional_max_"),
             "max_un",
-        ]
+        )
         for count in (1, 2, 3)
         for indices in ("", "_with_indices")
     },
