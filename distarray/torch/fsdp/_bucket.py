@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,33 +30,20 @@ PostAllGather = Callable[[Sequence[Tensors], Layout, torch.Tensor], torch.Tensor
 _Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
-class Extension(NamedTuple):
-    """What is called before and after blocks of a parameter travel."""
-
-    pre: PreAllGather
-    post: PostAllGather
-
-
 class Bucket:
     """Shards of parameters of one dtype, one after another in one flat tensor.
 
-    Attributes
-    ----------
-    members
-        The parameters.
-    full
-        The unsharded parameters, one after another in one flat tensor; None while there are none.
+    While they are gathered ``full`` has the unsharded parameters, in the same way.
     """
 
     def __init__(
         self,
         members: Sequence[ShardedParameter],
+        dtype: torch.dtype,
         mesh: DeviceMesh,
         smaller: DeviceMesh | None,
-        dtype: torch.dtype,
         device: torch.device,
-        *,
-        pinned: bool = False,
+        pinned: bool,
     ) -> None:
         self.members = list(members)
         self.packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
@@ -146,9 +133,9 @@ class Bucket:
     def view(self, dtype: torch.dtype, geometry: Geometry) -> torch.Tensor:
         """Return a view of the gathered memory as it was saved."""
         assert self.full is not None  # it has been gathered again
-        storage = self.full.untyped_storage()
         like = torch.empty(0, dtype=dtype, device=self._device)
-        return like.set_(storage, geometry.offset, geometry.size, geometry.stride)  # type: ignore[call-overload, no-any-return]
+        where = geometry.offset, geometry.size, geometry.stride
+        return like.set_(self.full.untyped_storage(), *where)  # type: ignore[call-overload, no-any-return]
 
     def _repack(self) -> None:
         """Bring parameters home whose memory was replaced."""
@@ -220,7 +207,7 @@ class ExtendedBucket(Bucket):
         self._versions = tuple(m.version for m in self.members)
         (member,) = self.members
         self._repack()
-        travelling = self._check_travelling(member.extension.pre(member.parameter.detach()))
+        travelling = self._check_travelling(member.extension[0](member.parameter.detach()))
         form: _Form = tuple((tuple(t.shape), t.dtype) for t in travelling)
         sent = [bytes_of(t).cpu().numpy() for t in travelling]
         known = self._forms is not None and self._forms[self.packed.rank] == form
@@ -266,7 +253,7 @@ class ExtendedBucket(Bucket):
         self.full = tensor_of(empty(self.packed.total, self._like))
         (whole,) = super().view_unsharded()
         with torch.no_grad():
-            self._instead = member.extension.post(parts, member.layout, whole)
+            self._instead = member.extension[1](parts, member.layout, whole)
         if self._instead is not None:
             self.full = self._like.clone()
 

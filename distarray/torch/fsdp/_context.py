@@ -20,23 +20,16 @@ reduced while the next is packed. Each holds the whole gradients of its group.""
 
 
 class Context:
-    """A model and the groups in it, in the order in which they are used.
-
-    Attributes
-    ----------
-    last_backward
-        Whether the end of a backward pass waits for its gradients.
-    """
+    """A model and the groups in it, in the order in which they are used."""
 
     def __init__(self) -> None:
-        self.last_backward = True
+        self.last_backward = True  # the end of a backward pass waits for its gradients
         self._entered: list[Group] = []
         self._expected: list[Group] = []
         self._left: list[Group] = []
         self._early: list[Group] = []
         self._pending: list[PendingReduction] = []
-        self._earlier_pending: list[PendingReduction] = []
-        """Of earlier passes that have not waited for them."""
+        self._earlier_pending: list[PendingReduction] = []  # of passes that have not waited
         self._deferring: dict[int, Group] = {}
         self._backward: Backward | None = None
 
@@ -172,9 +165,7 @@ class Backward(BackwardPass):
     def post_backward(self, group: Group) -> None:
         """Let a group's unsharded parameters go: all of its gradients are there."""
         self._done.add(id(group))
-        group.hold_shards()
-        if group.reshard_after_backward:
-            group.reshard()
+        group.end_backward()
 
     def finish(self) -> None:
         """Finish the backward pass."""
@@ -182,9 +173,7 @@ class Backward(BackwardPass):
         self._context.finish()
         joined, self._joined = self._joined, {}
         for group in joined.values():
-            group.hold_shards()
-            if group.reshard_after_backward:
-                group.reshard()
+            group.end_backward()
 
     def abandon(self) -> None:
         """Let go what a failed pass has left; nothing where it has come to its end."""

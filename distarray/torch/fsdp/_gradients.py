@@ -7,8 +7,7 @@ them. The user's hooks of shards see gradients when these are there, and see not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -35,23 +34,12 @@ if TYPE_CHECKING:
 Gradients = Sequence[torch.Tensor | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """How gradients are reduced.
+class Reduction(NamedTuple):
+    """How gradients are reduced."""
 
-    Attributes
-    ----------
-    factor
-        What sums are divided by; None for the number of ranks.
-    replicas
-        Whether to reduce among the ranks that have the same shards, too.
-    alone
-        Whether what earlier passes have left to carry on stays out of it.
-    """
-
-    factor: float | None = None
-    replicas: bool = True
-    alone: bool = False
+    factor: float | None = None  # that divides sums; None for the number of ranks
+    replicas: bool = True  # among the ranks that have the same shards, too
+    alone: bool = False  # without what earlier passes have left to carry on
 
 
 class GradientBucket:
@@ -127,28 +115,25 @@ class GradientBucket:
         return redistribute_local(own, src, dst, purpose=purpose, background=background)
 
 
-class PendingReduction:
+class PendingReduction(NamedTuple):
     """Gradients on their way; which of them there are, or None where all are carried on."""
 
-    def __init__(
-        self, bucket: GradientBucket, given: list[bool] | None, handle: Handle, how: Reduction
-    ) -> None:
-        self._bucket = bucket
-        self._given = given
-        self._handle = handle
-        self._how = how
+    bucket: GradientBucket
+    given: list[bool] | None
+    handle: Handle
+    how: Reduction
 
     def wait(self) -> list[torch.Tensor | None]:
         """Return the gradients of the members' shards, None where there are none."""
-        own = tensor_of(self._handle.wait())
-        if self._given is None:
-            return [None] * len(self._bucket.members)
-        found = self._bucket.split(own, self._how)
-        return [g if given else None for g, given in zip(found, self._given, strict=True)]
+        own = tensor_of(self.handle.wait())
+        if self.given is None:
+            return [None] * len(self.bucket.members)
+        found = self.bucket.split(own, self.how)
+        return [g if given else None for g, given in zip(found, self.given, strict=True)]
 
     def accumulate(self) -> None:
         """Add the gradients to those of the parameters."""
-        for member, gradient in zip(self._bucket.members, self.wait(), strict=True):
+        for member, gradient in zip(self.bucket.members, self.wait(), strict=True):
             if gradient is not None:
                 _accumulate(member, gradient)
 
@@ -173,17 +158,11 @@ class GradientReducer:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._buckets: dict[tuple[bool, ...], _Buckets] = {}
-        """By which parameters have gradients."""
+        self.buckets: dict[tuple[bool, ...], _Buckets] = {}  # by which have gradients
         self._has_unreduced = False
-        self._late: set[int] = set()
-        """The ids of parameters whose gradients come later than autograd asks for them."""
+        self._late: set[int] = set()  # whose gradients come later than autograd asks for them
         self._passes = 0
         self._is_alone = group.mesh.size == 1
-
-    def reset(self) -> None:
-        """Follow parameters that are others now, elsewhere, or in another order."""
-        self._buckets = {}
 
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left."""
@@ -339,23 +318,19 @@ class GradientReducer:
             m.parameter.requires_grad or g is not None or (deferred and m.is_deferred)
             for m, g in zip(self._group.members, gradients, strict=True)
         )
-        found = self._buckets.get(needed)
+        found = self.buckets.get(needed)
         if found is None:
             kinds: dict[torch.dtype, list[int]] = {}
-            for i, member in enumerate(self._group.members):
+            group = self._group
+            for i, member in enumerate(group.members):
                 if needed[i]:
-                    dtype = self._group.policy.reduce_dtype
+                    dtype = group.policy.reduce_dtype
                     if dtype is None or not member.parameter.dtype.is_floating_point:
-                        dtype = self._group.policy.dtype_of(member.parameter.dtype)
+                        dtype = group.policy.dtype_of(member.parameter.dtype)
                     kinds.setdefault(dtype, []).append(i)
-            found = self._buckets[needed] = [
+            found = self.buckets[needed] = [
                 (
-                    GradientBucket(
-                        [self._group.members[i] for i in at],
-                        self._group.mesh,
-                        dtype,
-                        self._group.device,
-                    ),
+                    GradientBucket([group.members[i] for i in at], group.mesh, dtype, group.device),
                     at,
                 )
                 for dtype, at in kinds.items()

@@ -17,7 +17,7 @@ from distarray.errors import ArgumentError, ModifiedError
 from distarray.redistribute import Handle
 from distarray.torch._compat import is_going_backward, version
 from distarray.torch.fsdp._autograd import forget_memory, note_memory, trace_unsharded
-from distarray.torch.fsdp._bucket import Bucket, ExtendedBucket, Extension
+from distarray.torch.fsdp._bucket import Bucket, ExtendedBucket, PostAllGather, PreAllGather
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._gradients import GradientReducer
 from distarray.torch.fsdp._hooks import watch_modules
@@ -26,38 +26,7 @@ from distarray.torch.fsdp._policies import CPUOffloadPolicy, MixedPrecisionPolic
 
 
 class Group:
-    """Sharded parameters that come and go together.
-
-    Attributes
-    ----------
-    name
-        The path of the module, for errors.
-    reshard_after_forward
-        Whether the unsharded parameters go then; None: unless their module was the outermost one
-        of the call.
-    reshard_after_backward
-        Whether the unsharded parameters go then.
-    is_outermost
-        Whether the last call of its modules was inside of no call of another sharded one.
-    unshard_in_backward
-        Whether they come at the beginning of the backward pass, or when first needed.
-    syncing, replicas_sync
-        Whether gradients are reduced, and among replicas too, or kept for a later pass.
-    factor
-        What sums of gradients are divided by; None for the number of ranks.
-    forward_prefetch, backward_prefetch
-        Groups to gather while this one computes; None for those that came next the last time.
-    depth
-        How many calls of its modules, one inside of the other, are under way.
-    ends_with_inputs
-        Whether backward needs them until the gradients of inputs are there.
-    is_unsharded
-        Whether the whole parameters are there.
-    held
-        What modules hold in the place of the parameters; None where they hold the shards.
-    calls
-        How often its modules have been called for training: ranks out of step notice by it.
-    """
+    """Sharded parameters that come and go together."""
 
     def __init__(
         self,
@@ -72,32 +41,33 @@ class Group:
         self.members = list(members)
         self.mesh = mesh
         self.policy = policy
-        self.name = name
+        self.name = name  # the path of the module, for errors
+        self.device = device
         self.context: Context | None = None
         self._offload = offload
-        self.device = device
         self._buckets: list[Bucket] = []
         self.set_reshard_after_forward(reshard_after_forward)
-        self.is_outermost = False
         self.reshard_after_backward = True
-        self.unshard_in_backward = True
-        self.syncing = True
-        self.replicas_sync = True
-        self.factor: float | None = None
+        self.unshard_in_backward = True  # at its beginning, or when first needed
+        self.syncing = True  # gradients are reduced, or kept for a later pass
+        self.replicas_sync = True  # the same, among replicas
+        self.factor: float | None = None  # that divides sums of gradients; the number of ranks
+        # Groups to gather while this one computes; None for those that came next the last time.
         self.forward_prefetch: list[Group] | None = None
         self.backward_prefetch: list[Group] | None = None
         self._handles: list[Handle] | None = None
         self.is_unsharded = False
-        self.held: list[torch.Tensor] | None = None
+        self.held: list[torch.Tensor] | None = None  # by modules; None where these are shards
         self._seen: list[int] = []
+        # The unsharded parameters as autograd knows them, until their gradients are there.
         self._traced: list[torch.Tensor] | None = None
-        """The unsharded parameters as autograd knows them, until their gradients are there."""
         self._traced_for: tuple[tuple[int, bool], ...] = ()
         self._emptied = False
         self.reducer = GradientReducer(self)
-        self.depth = 0
-        self.ends_with_inputs = False
-        self.calls = 0
+        self.is_outermost = False  # the last call was inside of no call of another sharded module
+        self.depth = 0  # of calls of its modules, one inside of the other
+        self.ends_with_inputs = False  # backward needs them until gradients of inputs are there
+        self.calls = 0  # for training: ranks out of step notice by it
         watch_modules(self)
 
     def set_reshard_after_forward(self, value: bool | int | None) -> None:
@@ -204,7 +174,7 @@ class Group:
         self.reshard()
         self._buckets = self._by_dtype()
         self.members = [m for b in self._buckets for m in b.members]
-        self.reducer.reset()
+        self.reducer.buckets = {}  # which follow parameters that are others now, elsewhere
         self._traced = None
 
     def _by_dtype(self) -> list[Bucket]:
@@ -218,19 +188,15 @@ class Group:
             pinned = offload.pin_memory and self.device.type == "cuda"
         else:
             self.device = self.members[0].parameter.device  # where the module has been moved to
+        how = self.mesh, self._smaller, self.device, pinned
         return [
-            (Bucket if own is None else ExtendedBucket)(
-                found,
-                self.mesh,
-                self._smaller,
-                self.policy.dtype_of(dtype),
-                self.device,
-                pinned=pinned,
-            )
+            (Bucket if own is None else ExtendedBucket)(found, self.policy.dtype_of(dtype), *how)
             for (own, dtype), found in kinds.items()
         ]
 
-    def set_extension(self, module: nn.Module, name: str, extension: Extension) -> None:
+    def set_extension(
+        self, module: nn.Module, name: str, extension: tuple[PreAllGather, PostAllGather]
+    ) -> None:
         """Let a parameter travel in another form from now on."""
         self.reshard()
         for member in self.members:
@@ -303,6 +269,12 @@ class Group:
             for member in self.members:
                 member.hold(member.parameter)
             self.held = None
+
+    def end_backward(self) -> None:
+        """Let the unsharded parameters go, should they after a backward pass."""
+        self.hold_shards()
+        if self.reshard_after_backward:
+            self.reshard()
 
     def view_unsharded(self) -> list[torch.Tensor]:
         """Return the unsharded parameters, anew."""

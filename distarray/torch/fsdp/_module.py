@@ -10,7 +10,7 @@ from torch import nn
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.torch._modules import locate_errors, place_parameters
 from distarray.torch._opaque import skip_compile
-from distarray.torch.fsdp._bucket import Extension, PostAllGather, PreAllGather
+from distarray.torch.fsdp._bucket import PostAllGather, PreAllGather
 from distarray.torch.fsdp._group import Group
 from distarray.torch.fsdp._state import Call, State, state_beside
 
@@ -225,7 +225,7 @@ class FSDPModule:
         if group is None:
             raise ArgumentError(f"{name!r}: this module has no parameters of its own to gather")
         with locate_errors(module):
-            group.set_extension(module.get_submodule(path), last, Extension(pre, post))
+            group.set_extension(module.get_submodule(path), last, (pre, post))
 
     def set_gradient_divide_factor(self, factor: float | None, *, recurse: bool = True) -> None:
         """Set what the sums of gradients over all ranks are divided by; None: their number."""

@@ -31,29 +31,8 @@ from distarray.torch.parallel import forget_graphs, local_padding
 class ShardedParameter:
     """A parameter of a sharded module.
 
-    Attributes
-    ----------
-    slots
-        The modules that hold it, and under which names; the first one names it.
-    parameter
-        What optimizers and ``module.parameters()`` see: this rank's block.
-    layout
-        How the tensor that this rank has of a tensor-parallel parameter (the parameter itself
-        without such) is cut along the last axis of the mesh.
-    stride
-        Of the whole, in elements; a permutation of C order.
-    inner
-        How tensor parallelism places the whole; None without.
-    placed
-        How the block is a part of the global parameter.
-    extension
-        In which other form blocks travel; None where they travel as they are.
-    unreduced
-        A gradient of the unsharded parameter that is kept for a later pass.
-    is_deferred, deferred
-        Whether a gradient of the shard waits to be reduced among replicas, and that gradient. It is
-        read and written in the background, by passes in their order; that there is to be one is
-        known at once.
+    The modules of ``slots`` hold it under these names; optimizers and ``module.parameters()`` see
+    ``parameter``, this rank's block.
     """
 
     def __init__(
@@ -72,13 +51,16 @@ class ShardedParameter:
         self.slots = slots
         self.parameter = parameter
         self.path = path
+        # How tensor parallelism places the whole, and how the last mesh axis cuts that, or what
+        # this rank has of it; how the block is a part of the global parameter.
         self.inner = placed_of(parameter) if is_placed(parameter) else None
-        shape = tuple(parameter.shape)
-        self.layout = _layout(shape, mesh, wanted, path)
-        self.stride = dense_strides(parameter)
+        self.layout = _layout(tuple(parameter.shape), mesh, wanted, path)
         self.placed = _nested_placement(self.inner, self.layout)
-        self.extension: Any = None
-        self.unreduced: torch.Tensor | None = None
+        self.stride = dense_strides(parameter)  # of the whole, a permutation of C order
+        self.extension: Any = None  # functions before and after blocks travel in another form
+        self.unreduced: torch.Tensor | None = None  # a whole gradient, for a later pass
+        # A gradient of the shard that waits to be reduced among replicas is read and written in the
+        # background, by passes in their order; that there is to be one is known at once.
         self.is_deferred = False
         self.deferred: torch.Tensor | None = None
         self._adopted = 0
@@ -206,8 +188,7 @@ def cut_blocks(flat: torch.Tensor, members: Sequence[ShardedParameter]) -> list[
 
 def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) -> Layout:
     """Return how the whole is cut along the last mesh axis: by default along its axis 0."""
-    if wanted is None:
-        wanted = Shard(0)
+    wanted = wanted or Shard(0)
     if type(wanted) is not Shard:
         raise ArgumentTypeError(
             f"{path}: shard_placement_fn returned {wanted!r}; return da.Shard(axis), or None for "
@@ -234,8 +215,7 @@ def _nested_placement(inner: Placed | None, layout: Layout) -> Placed:
     boundaries = dict(lifted.boundaries or {})
     if type(cut) is Shard and lifted.sharding_axes(cut.axis):
         count = mesh.shape[position]
-        offsets = [0]
-        blocks = lifted.partition(cut.axis)
+        offsets, blocks = [0], lifted.partition(cut.axis)
         for index in range(blocks.count):
             start, stop = blocks.bounds(index)
             offsets += [start + end for end in chunk(stop - start, (count,)).offsets[1:]]

@@ -37,17 +37,6 @@ _SHARDED_MODULES = (
 class Call:
     """One call of a sharded module, for as long as its parameters are whole."""
 
-    __slots__ = (
-        "_before",
-        "_context",
-        "_group",
-        "_hooks",
-        "_is_last",
-        "_outermost",
-        "_recomputing",
-        "_token",
-    )
-
     @disable_compile
     def __init__(self, state: State, module: nn.Module) -> None:
         refuse_transforms(_SHARDED_MODULES)
@@ -114,25 +103,13 @@ class Call:
 
 
 class State:
-    """Beside a sharded module.
-
-    Attributes
-    ----------
-    group
-        Its parameters; None where modules inside have all of them.
-    is_last
-        Whether the group is done with after this module, of those that share it.
-    own
-        The context of the calls where this module is the outermost one.
-    known
-        Which modules inside have had parameters since `fully_shard`, of which names.
-    """
+    """Beside a sharded module."""
 
     def __init__(self, group: Group | None, is_last: bool, module: nn.Module) -> None:
-        self.group = group
-        self.is_last = is_last
-        self.own = Context()
-        self.known = {
+        self.group = group  # of its parameters; None where modules inside have all of them
+        self.is_last = is_last  # of those that share the group
+        self.own = Context()  # of the calls where this module is the outermost one
+        self.known = {  # since `fully_shard`: others have been put in
             (child, name)
             for child in module.modules()
             for name, parameter in dict.items(parameters_of(child))
