@@ -1595,7 +1595,7 @@ MUTANTS = (
     # --- torch -----------------------------------------------------------------------------------
     Mutant(
         "a bias is added once per rank",
-        "torch/parallel/_rowwise.py",
+        "torch/parallel/_feature_parallel.py",
         "sum_output(y, mesh, target, bias_of(m), cut.features)",
         "sum_output(y if bias_of(m) is None else y + bias_of(m), mesh, target)",
         ("torch/parallel/layers/test_linear.py",),

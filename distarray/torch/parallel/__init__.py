@@ -1,6 +1,6 @@
 """Parallel styles: parameters cut over a mesh axis, and what moves in and out of a module."""
 
-from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._feature_parallel import ColwiseParallel, RowwiseParallel
 from distarray.torch.parallel._input_reshard import input_reshard
 from distarray.torch.parallel._lora import LowRankParallel
 from distarray.torch.parallel._model_plan import plan_of
@@ -11,7 +11,6 @@ from distarray.torch.parallel._prepare import (
     PrepareModuleInputOutput,
     PrepareModuleOutput,
 )
-from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._sequence import SequenceParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel._transformer import TransformerLayerParallel

@@ -21,11 +21,16 @@ from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Replicate
 from distarray.torch._modules import state_of
-from distarray.torch.parallel._colwise import ColwiseParallel, hook_columns
+from distarray.torch.parallel._feature_parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    cut_rows,
+    hook_columns,
+    hook_rows,
+)
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._gradient_sums import sum_gradients_of
 from distarray.torch.parallel._partition_rules import COLUMNS, ROWS, check_stock
-from distarray.torch.parallel._rowwise import RowwiseParallel, cut_rows, hook_rows
 from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
 from distarray.torch.parallel.layers._features import cut_parameters
 

@@ -23,7 +23,7 @@ from distarray.torch._modules import (
     watch_replacements,
 )
 from distarray.torch._shards import check_parts, shards
-from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._feature_parallel import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
 from distarray.torch.parallel._parameters import values_from
 from distarray.torch.parallel._prepare import (

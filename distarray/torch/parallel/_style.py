@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh
-from distarray.errors import ArgumentError, ArgumentTypeError
-from distarray.layout import Layout, Placement, suggest_for_torch
+from distarray.errors import ArgumentError
+from distarray.layout import Layout, Placement
 from distarray.torch import _modules
 from distarray.torch.parallel import _parameters
 from distarray.torch.parallel._forward_wrapper import extend
@@ -85,35 +85,6 @@ class ParallelStyle(ABC):
         extend(module, values=values)
 
 
-class FeatureParallel(ParallelStyle):
-    """Cut a module by its features: what the styles for columns and rows are made with.
-
-    Layouts are None where the default of the style, or of the kind of module, holds.
-    """
-
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        parts: Sequence[int] = (),
-        unit: int | Sequence[int] = 1,
-        own_forward: bool = False,
-    ) -> None:
-        del use_local_output
-        self.input_layouts = _placement(input_layouts, "input_layouts")
-        self.output_layouts = _placement(output_layouts, "output_layouts")
-        self.parts = tuple(parts)
-        self.unit = unit
-        self.own_forward = own_forward
-
-    def refuse_parts(self, why: str) -> None:
-        """Raise where parts or units are given for a module that knows its own, or has none."""
-        if self.parts or self.unit != 1:
-            raise ArgumentError(f"parts={self.parts}, unit={self.unit}: {why}; leave both out")
-
-
 def one_axis(mesh: DeviceMesh, style: str) -> int:
     """Return the size of the only axis of a mesh, or raise."""
     if mesh.ndim != 1:
@@ -122,18 +93,6 @@ def one_axis(mesh: DeviceMesh, style: str) -> int:
             f"mesh[{mesh.axis_names[-1]!r}]"
         )
     return mesh.shape[0]
-
-
-def _placement(value: Any, name: str) -> Placement | None:
-    """Return one placement of a keyword argument, which may come in a sequence of one."""
-    if isinstance(value, Sequence) and len(value) == 1:
-        value = value[0]
-    if value is not None and not isinstance(value, Placement):
-        raise ArgumentTypeError(
-            f"{name}={value!r}: takes one placement, such as da.Shard(1) or da.Replicate()"
-            f"{suggest_for_torch(value)}"
-        )
-    return value
 
 
 def twin_of_style(value: object) -> str:

@@ -16,10 +16,9 @@ from distarray.torch._modules import state_of
 from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
-from distarray.torch.parallel._colwise import ColwiseParallel
+from distarray.torch.parallel._feature_parallel import ColwiseParallel, RowwiseParallel
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
-from distarray.torch.parallel._rowwise import RowwiseParallel
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._features import Features
 from distarray.torch.training import drop

@@ -15,8 +15,7 @@ from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Placement, Shard
 from distarray.torch.parallel._partition_rules import hook_arguments
-from distarray.torch.parallel.layers import _empty_shards
-from distarray.torch.parallel.layers._features import Features
+from distarray.torch.parallel.layers._features import Features, fill_empty
 
 _PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -59,7 +58,7 @@ def cut_groups(
     if own == 0:
         width = 1 if transposed else per_input
         empty = {"weight": 0} if transposed else {"weight": 0, "bias": 0}
-        _empty_shards.fill(style, module, empty, inputs=axis, outputs=axis, width=width)
+        fill_empty(style, module, empty, inputs=axis, outputs=axis, width=width)
         if transposed and module.bias is not None:
             style.substitute(module, lambda m: {"bias": _whole_group(m.bias, per_output)})
     style.on_output(module, lambda _, y: leaving.leave(y, target, axis))

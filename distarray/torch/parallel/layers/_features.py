@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
@@ -24,6 +25,7 @@ from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import Route, forget_failures, routes_between
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import find_summed, use_apart
+from distarray.torch.parallel._partition_rules import hook_arguments
 from distarray.torch.parallel._slices import note_gathered
 
 _R, _P = Replicate(), Partial()
@@ -308,3 +310,48 @@ def _layout(
     if boundaries is None or type(placed) is not Shard:
         return Layout(mesh, [placed], shape)
     return Layout(mesh, [placed], shape, boundaries={placed.axis: boundaries})
+
+
+# --- ranks with nothing of a weight ---------------------------------------------------------------
+# Convolutions and bilinear forms refuse weights without channels, or mistake the shape of what
+# comes out. So these compute with one channel of zeros, and leave it out. The parameter stays
+# empty, and its gradient is.
+
+
+def fill_empty(
+    style: Any,
+    module: nn.Module,
+    parameters: Mapping[str, int],
+    *,
+    inputs: int | None = None,
+    outputs: int | None = None,
+    name: str = "input",
+    width: int = 1,
+) -> None:
+    """Let a module run whose parameters are empty along an axis: ``parameters`` says which of each.
+
+    ``inputs`` and ``outputs`` are the axes, from the end, of the features of the first input (of
+    this ``name``) and of the output, where these are empty as well; one channel of zeros takes
+    ``width`` features of the input. Call this after the hooks that bring inputs here, and before
+    those that take outputs away.
+    """
+
+    def pad(module: nn.Module) -> dict[str, torch.Tensor | None]:
+        found: dict[str, torch.Tensor | None] = {}
+        for key, axis in parameters.items():
+            parameter = getattr(module, key)
+            if parameter is not None:
+                found[key] = _one_more(parameter, axis, 1)
+        return found
+
+    style.substitute(module, pad)
+    if inputs is not None:
+        hook_arguments(module, {name: lambda _, x: _one_more(x, inputs, width)})
+    if outputs is not None:
+        axis = outputs
+        style.on_output(module, lambda _, y: y.narrow(axis, 0, 0))
+
+
+def _one_more(x: torch.Tensor, axis: int, width: int) -> torch.Tensor:
+    """Return a tensor with zeros after its end along an axis."""
+    return functional.pad(x, (0, 0) * (x.ndim - 1 - axis % x.ndim) + (0, width))
