@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,37 +28,23 @@ from distarray.torch.parallel._arrivals import check_lost
 from distarray.torch.parallel._gradient_sums import summing_together
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapping:
-    """What one module's calls pass through.
+class Wrapping(NamedTuple):
+    """What one module's calls pass through: functions in the order in which they run."""
 
-    Attributes
-    ----------
-    forward
-        What stood in the place of the class's ``forward`` before; None if nothing did.
-    inputs, outputs
-        ``function(module, args, kwargs)``, which returns both anew, and
-        ``function(module, output)``; in the order in which they run.
-    values
-        ``function(module)``: parameters by name, and what ``forward`` finds there instead. They are
-        called after those of the inputs; those of the outputs find the parameters again.
-    arounds
-        ``function(module, forward, *args, **kwargs)``, in the place of ``forward``; the last is
-        outermost. What a call has to remember till its end lives in the call, so that errors and
-        calls within calls leave nothing behind.
-    follows
-        Whether layouts are followed through ``forward``.
-    hides
-        Whether modes that are open see nothing of ``forward``.
-    """
-
-    forward: Any = None
+    forward: Any = None  # what stood in the place of the class's before; None if nothing did
     inputs: tuple[Callable[..., Any], ...] = ()
+    """``function(module, args, kwargs)``, which returns both anew."""
     values: tuple[Callable[..., Any], ...] = ()
+    """``function(module)``: parameters by name, and what ``forward`` finds there instead. Those of
+    the outputs find the parameters again."""
     arounds: tuple[Callable[..., Any], ...] = ()
+    """``function(module, forward, *args, **kwargs)``, in the place of ``forward``; the last is
+    outermost. What a call has to remember till its end lives in the call, so that errors and calls
+    within calls leave nothing behind."""
     outputs: tuple[Callable[..., Any], ...] = ()
-    follows: bool = False
-    hides: bool = False
+    """``function(module, output)``."""
+    follows: bool = False  # layouts, through ``forward``
+    hides: bool = False  # ``forward``, from modes that are open
 
 
 def extend(module: nn.Module, **functions: Callable[..., Any]) -> None:
@@ -69,22 +54,20 @@ def extend(module: nn.Module, **functions: Callable[..., Any]) -> None:
     of the module, once they have run.
     """
     wrapping = wrapping_of(module)
-    more: dict[str, Any] = {
-        kind: (*getattr(wrapping, kind), function) for kind, function in functions.items()
-    }
-    _install(module, replace(wrapping, **more))
+    more: Any = {kind: (*getattr(wrapping, kind), one) for kind, one in functions.items()}
+    _install(module, wrapping._replace(**more))
 
 
 def follow_layouts(module: nn.Module) -> None:
     """Let layouts be followed in the forward of a module that holds parallelized ones."""
     wrapping = wrapping_of(module)
     if type(module).forward is not nn.Module.forward and not (wrapping.follows or wrapping.hides):
-        _install(module, replace(wrapping, follows=True))
+        _install(module, wrapping._replace(follows=True))
 
 
 def hide_forward(module: nn.Module) -> None:
     """Let no mode that is open see what a module computes: its style says how that is placed."""
-    _install(module, replace(wrapping_of(module), hides=True))
+    _install(module, wrapping_of(module)._replace(hides=True))
 
 
 def wrapping_of(module: nn.Module) -> Wrapping:
@@ -138,9 +121,7 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
 
 
 @skip_compile
-def _call(
-    module: nn.Module, wrapping: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
     args, kwargs, own = _enter(module, wrapping, args, kwargs)
     forward = wrapping.forward
     if forward is None or isinstance(forward, MethodType):
@@ -178,22 +159,14 @@ def _following_modes() -> list[Following]:
 
 
 @skip_compile
-def _seen_inside(
-    function: Callable[..., Any],
-    module: nn.Module,
-    forward: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def _seen_inside(function: Any, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a style's function where modes see only what it calls as forward."""
     with pause_modes() as pause:
         return function(module, partial(resume, pause, forward), *args, **kwargs)
 
 
 @disable_compile
-def _enter(
-    module: nn.Module, wrapping: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+def _enter(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """Return the arguments for forward, and the parameters to put back after it."""
     own: dict[str, Any] = {}
     if not (wrapping.inputs or wrapping.values or state_of(module).placed):

@@ -20,7 +20,6 @@ from torch import nn
 from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Replicate
-from distarray.torch._modules import state_of
 from distarray.torch.parallel._feature_parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -29,7 +28,6 @@ from distarray.torch.parallel._feature_parallel import (
     hook_rows,
 )
 from distarray.torch.parallel._forward_wrapper import extend
-from distarray.torch.parallel._gradient_sums import sum_gradients_of
 from distarray.torch.parallel._partition_rules import COLUMNS, ROWS, check_stock
 from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
 from distarray.torch.parallel.layers._features import cut_parameters
@@ -105,7 +103,7 @@ class LowRankParallel(ParallelStyle):
                 cut_parameters(self.style, m, mesh, columns.parameters) for m in (base, *ups)
             ]
             for layer in downs:
-                self._keep(layer, mesh)
+                self._keep_whole(layer, mesh, summed=True)
             hook_columns(self.style, module, mesh, features, columns)
             return
         for layer in (*downs, *ups):
@@ -119,7 +117,7 @@ class LowRankParallel(ParallelStyle):
         length = None if base.bias is None else len(base.bias)
         features, *_ = [cut_rows(self.style, m, mesh, rows) for m in (base, *downs)]
         for layer in ups:
-            self._keep(layer, mesh)
+            self._keep_whole(layer, mesh, summed=True)
         hook_rows(self.style, module, mesh, features, rows, lambda m: _bias_of(m, name, length))
 
     def _layers(self, module: nn.Module, role: str) -> list[Any]:
@@ -133,14 +131,6 @@ class LowRankParallel(ParallelStyle):
                 f"{list_first(names) or 'no modules'}"
             )
         return list(layers.values())
-
-    def _keep(self, layer: nn.Module, mesh: DeviceMesh) -> None:
-        """Leave a layer whole; the gradients of what each rank makes of it are added."""
-        for name in ("weight", "bias"):
-            if getattr(layer, name) is not None:
-                self.distribute(layer, name, mesh, [_R])
-                state_of(layer).summed[name] = mesh
-        self.substitute(layer, lambda layer: sum_gradients_of(layer, mesh))
 
 
 def _bias_of(module: nn.Module, name: str, length: int | None) -> torch.Tensor | None:

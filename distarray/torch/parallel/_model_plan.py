@@ -37,14 +37,9 @@ class WholeParallel(ParallelStyle):
     """Keep a module's parameters and buffers whole, as is known where they meet shards.
 
     There their gradients are added up: so those of a norm over each head. What an embedding gives
-    all ranks have, since they have the same words.
-
-    Parameters
-    ----------
-    grad_placements
-        How gradients of the output arrive: ``[Partial()]`` where all that follows is cut.
-    cuts
-        By name, ``axis``, ``parts`` and ``unit`` of parameters that are cut after all.
+    all ranks have, since they have the same words. Gradients of the output arrive as
+    ``grad_placements``, ``[Partial()]`` where all that follows is cut; ``cuts`` has ``axis``,
+    ``parts`` and ``unit``, by name, of parameters that are cut after all.
     """
 
     def __init__(
@@ -91,13 +86,10 @@ class ExpertsParallel(WholeParallel):
             is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
             return gather_input(value, mesh) if is_real else value
 
-        self.on_input(
-            module,
-            lambda _, args, kwargs: (
-                tuple(map(bring, args)),
-                {name: bring(value) for name, value in kwargs.items()},
-            ),
-        )
+        def bring_all(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            return tuple(map(bring, args)), {name: bring(value) for name, value in kwargs.items()}
+
+        self.on_input(module, bring_all)
         hide_forward(module)
         self.on_output(module, lambda _, y: sum_output(y, mesh, _R))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +34,8 @@ from distarray.torch.parallel._prepare import (
 from distarray.torch.parallel._style import ParallelStyle, twin_of_style
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
+Chosen = Sequence[tuple[str, nn.Module, ParallelStyle]]
+"""Names, modules and their styles, in the order in which the styles are applied."""
 
 
 def parallelize_module(
@@ -92,17 +94,21 @@ def parallelize_module(
     """
     check_mesh(mesh)
 
-    def choose() -> list[tuple[str, nn.Module, ParallelStyle]]:
+    chosen: list[tuple[str, nn.Module, ParallelStyle]] = []
+
+    def say() -> list[str]:
         if not isinstance(module, nn.Module):
             raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
         if src_data_rank is not None:
             check_position(src_data_rank, mesh, "src_data_rank")
-        matched = list(_matches(module, plan))
-        for name, child, style in matched:
+        chosen.extend(_matches(module, plan))
+        for name, child, style in chosen:
             _check_whole(name, child, style)
-        return matched
+        return [f"src_data_rank={src_data_rank}", *_describe(chosen)]
 
-    chosen = agree_on_plan(mesh, src_data_rank, choose)
+    with pause_logs():
+        told = all_gather_checked(mesh, "parallelize_module", say)
+    check_described_alike("parallelize_module needs the same model and plan", told, mesh)
     number = _counts[mesh] = _counts.get(mesh, 0) + 1
     for name, child in module.named_modules():
         state = state_of(child)
@@ -131,11 +137,10 @@ _counts: WeakKeyDictionary[DeviceMesh, int] = WeakKeyDictionary()
 """How many models have been parallelized over a mesh: what tells those of one class apart."""
 
 
-def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, ParallelStyle]]:
-    """Yield the modules of a plan, in the order of its entries; all of it is checked first."""
+def _matches(module: nn.Module, plan: Any) -> Chosen:
+    """Return the modules of a plan, in the order of its entries."""
     if isinstance(plan, ParallelStyle):
-        yield "", module, plan
-        return
+        return [("", module, plan)]
     if not isinstance(plan, Mapping):
         raise ArgumentTypeError(
             f"plan is a ParallelStyle, or a mapping of module names to such, not "
@@ -156,12 +161,9 @@ def _matches(module: nn.Module, plan: Any) -> Iterator[tuple[str, nn.Module, Par
                 f"plan[{pattern!r}] matches no module of the {type(module).__name__}; it has for "
                 f"instance {', '.join(map(repr, near))}"
             )
-        seen: set[int] = set()
-        for name in matched:
-            if id(names[name]) not in seen:  # a module that is there under two names
-                seen.add(id(names[name]))
-                found.append((name, names[name], style))
-    yield from found
+        first = {id(names[name]): name for name in reversed(matched)}  # one may have two names
+        found += [(k, names[k], style) for k in matched if first[id(names[k])] == k]
+    return found
 
 
 def _check_new(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
@@ -187,7 +189,7 @@ def _check_whole(path: str, module: nn.Module, style: ParallelStyle) -> None:
             )
 
 
-def _check_heads(matched: Sequence[tuple[str, nn.Module, ParallelStyle]], mesh: DeviceMesh) -> None:
+def _check_heads(matched: Chosen, mesh: DeviceMesh) -> None:
     """Raise where queries would be on other ranks than the keys that they share.
 
     Of projections that one module holds, or that are fused into one, and are dealt out in units,
@@ -269,31 +271,9 @@ def _check_shared(module: nn.Module) -> None:
 
 # --- same plan ------------------------------------------------------------------------------------
 
-Chosen = Sequence[tuple[str, nn.Module, ParallelStyle]]
-"""Names, modules and their styles, in the order in which the styles are applied."""
-
-
-def agree_on_plan(
-    mesh: DeviceMesh, src_data_rank: int | None, choose: Callable[[], Chosen]
-) -> Chosen:
-    """Return what ``choose()`` returns, once all ranks have chosen the same (collective).
-
-    What it raises on any rank is raised on all. Modules, shapes and dtypes of their own parameters,
-    styles and what these are made with are compared.
-    """
-    chosen: list[tuple[str, nn.Module, ParallelStyle]] = []
-
-    def say() -> list[str]:
-        chosen.extend(choose())
-        return [f"src_data_rank={src_data_rank}", *_describe(chosen)]
-
-    with pause_logs():
-        told = all_gather_checked(mesh, "parallelize_module", say)
-    check_described_alike("parallelize_module needs the same model and plan", told, mesh)
-    return chosen
-
 
 def _describe(chosen: Chosen) -> list[str]:
+    """Return modules, shapes and dtypes of their own parameters, and what styles are made with."""
     return [
         f"{name or 'the module'} ({type(module).__name__} of {_parameters(module)}) by "
         f"{_style(style)}"

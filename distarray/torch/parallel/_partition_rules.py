@@ -22,51 +22,31 @@ from distarray.torch.parallel._forward_wrapper import extend, wrapping_of
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One way to cut a class of modules.
+    """One way to cut a class of modules."""
 
-    Attributes
-    ----------
-    parameters
-        The axis along which each parameter is cut; the others are replicated.
-    features
-        The axis, from the end, that has the features: of the output where columns are cut, of the
-        input where rows are.
-    inputs
-        The names of the arguments that are tensors, in the order of ``forward``. Where rows are cut
-        the first of them is.
-    fills
-        Whether torch needs help where a rank has nothing of the weight.
-    """
-
-    parameters: Mapping[str, int]
-    features: int
-    inputs: tuple[str, ...] = ("input",)
-    fills: bool = False
+    parameters: Mapping[str, int]  # the axis along which each is cut; others are replicated
+    features: int  # the axis, from the end, of the output's where columns are cut, else the input's
+    inputs: tuple[str, ...] = ("input",)  # arguments that are tensors; of rows the first is cut
+    fills: bool = False  # torch needs help where a rank has nothing of the weight
 
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 COLUMNS: dict[type[nn.Module], Cut] = {
     nn.Linear: Cut({"weight": 0, "bias": 0}, -1),
     nn.Bilinear: Cut({"weight": 0, "bias": 0}, -1, ("input1", "input2")),
     nn.Embedding: Cut({"weight": 1}, -1),
     nn.EmbeddingBag: Cut({"weight": 1}, -1),
-    nn.Conv1d: Cut({"weight": 0, "bias": 0}, -2, fills=True),
-    nn.Conv2d: Cut({"weight": 0, "bias": 0}, -3, fills=True),
-    nn.Conv3d: Cut({"weight": 0, "bias": 0}, -4, fills=True),
-    nn.ConvTranspose1d: Cut({"weight": 1, "bias": 0}, -2, fills=True),
-    nn.ConvTranspose2d: Cut({"weight": 1, "bias": 0}, -3, fills=True),
-    nn.ConvTranspose3d: Cut({"weight": 1, "bias": 0}, -4, fills=True),
+    **{k: Cut({"weight": 0, "bias": 0}, -2 - i, fills=True) for i, k in enumerate(CONVOLUTIONS)},
+    **{k: Cut({"weight": 1, "bias": 0}, -2 - i, fills=True) for i, k in enumerate(TRANSPOSED)},
 }
 ROWS: dict[type[nn.Module], Cut] = {
     nn.Linear: Cut({"weight": 1}, -1),
     nn.Embedding: Cut({"weight": 0}, -1),
     nn.EmbeddingBag: Cut({"weight": 0}, -1),
     nn.Bilinear: Cut({"weight": 1}, -1, ("input1", "input2"), fills=True),
-    nn.Conv1d: Cut({"weight": 1}, -2, fills=True),
-    nn.Conv2d: Cut({"weight": 1}, -3, fills=True),
-    nn.Conv3d: Cut({"weight": 1}, -4, fills=True),
-    nn.ConvTranspose1d: Cut({"weight": 0}, -2, fills=True),
-    nn.ConvTranspose2d: Cut({"weight": 0}, -3, fills=True),
-    nn.ConvTranspose3d: Cut({"weight": 0}, -4, fills=True),
+    **{k: Cut({"weight": 1}, -2 - i, fills=True) for i, k in enumerate(CONVOLUTIONS)},
+    **{k: Cut({"weight": 0}, -2 - i, fills=True) for i, k in enumerate(TRANSPOSED)},
 }
 
 

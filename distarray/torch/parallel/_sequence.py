@@ -11,7 +11,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError, AxisError, LayoutError
-from distarray.layout import Layout, Replicate, Shard
+from distarray.layout import Layout, Shard
 from distarray.torch._layouts import cut_axes, hand_on, is_placed, layout_from, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move
@@ -20,7 +20,6 @@ from distarray.torch._routes import routes_between
 from distarray.torch.following import relabel
 from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import extend
-from distarray.torch.parallel._gradient_sums import sum_gradients_of
 from distarray.torch.parallel._partition_rules import own_method
 from distarray.torch.parallel._style import ParallelStyle, one_axis
 from distarray.torch.parallel.layers._normalization import INSTANCE_NORMS, normalize, unbatched_ndim
@@ -84,8 +83,7 @@ class SequenceParallel(ParallelStyle):
         """Give all ranks the module's parameters, and hook it."""
         one_axis(mesh, "SequenceParallel")
         check_module(module)
-        names = [name for name, p in module.named_parameters(recurse=False) if p is not None]
-        for name in names:
+        for name, _ in module.named_parameters(recurse=False):
             placed = state_of(module).placed.get(name)
             if placed is not None:
                 raise LayoutError(
@@ -93,9 +91,7 @@ class SequenceParallel(ParallelStyle):
                     "SequenceParallel would add up its gradients once more; give the module one "
                     "style that distributes parameters"
                 )
-        for name in names:
-            self.distribute(module, name, mesh, [Replicate()])
-            state_of(module).summed[name] = mesh
+        self._keep_whole(module, mesh, summed=True)
 
         @disable_compile
         def run(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +113,7 @@ class SequenceParallel(ParallelStyle):
                 output = forward(*args, **kwargs)
             return _place_output(output, x, layout) if isinstance(output, torch.Tensor) else output
 
-        extend(module, values=lambda module: sum_gradients_of(module, mesh), arounds=run)
+        extend(module, arounds=run)
 
     def _check_input(self, module: nn.Module, x: torch.Tensor) -> Merged | None:
         """Return how the module's statistics must be merged, or raise what is wrong."""
@@ -269,14 +265,6 @@ def _along_dim(module: Any, ndim: int) -> tuple[int, ...]:
     return tuple(range(ndim)) if module.dim is None else (module.dim % ndim,)
 
 
-def _normalized_shape(module: Any, ndim: int) -> tuple[int, ...]:
-    return tuple(range(ndim - len(module.normalized_shape), ndim))
-
-
-def _instance_channels(module: Any, ndim: int) -> tuple[int, ...]:
-    return (ndim - unbatched_ndim(module),) if module.affine else ()
-
-
 _ACROSS: dict[type[nn.Module], Callable[[Any, int], tuple[int, ...]]] = {
     **dict.fromkeys(
         (
@@ -289,8 +277,14 @@ _ACROSS: dict[type[nn.Module], Callable[[Any, int], tuple[int, ...]]] = {
     ),
     nn.PReLU: lambda module, _: (1,) if module.num_parameters > 1 else (),
     **dict.fromkeys((nn.GLU, nn.Softmax, nn.Softmin, nn.LogSoftmax), _along_dim),
-    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _normalized_shape),
+    **dict.fromkeys(
+        (nn.LayerNorm, nn.RMSNorm),
+        lambda module, ndim: tuple(range(ndim - len(module.normalized_shape), ndim)),
+    ),
     nn.Linear: lambda _, ndim: (ndim - 1,),
     nn.GroupNorm: lambda _, __: (1,),
-    **dict.fromkeys(INSTANCE_NORMS, _instance_channels),
+    **dict.fromkeys(
+        INSTANCE_NORMS,
+        lambda module, ndim: (ndim - unbatched_ndim(module),) if module.affine else (),
+    ),
 }  # fmt: skip

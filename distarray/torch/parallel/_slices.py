@@ -26,15 +26,7 @@ from distarray.torch._shards import block_of
 
 
 class Replicated:
-    """A tensor that all ranks have alike, and this rank's slice of it, once a view is saved.
-
-    Attributes
-    ----------
-    memory, geometry
-        Where the whole is.
-    part
-        The slice.
-    """
+    """A tensor that all ranks have alike, and this rank's part of it, once a view is saved."""
 
     def __init__(self, whole: torch.Tensor) -> None:
         self.memory = _compat.StorageWeakRef(whole.untyped_storage())

@@ -11,10 +11,11 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
-from distarray.layout import Layout, Placement
+from distarray.layout import Layout, Placement, Replicate
 from distarray.torch import _modules
 from distarray.torch.parallel import _parameters
 from distarray.torch.parallel._forward_wrapper import extend
+from distarray.torch.parallel._gradient_sums import sum_gradients_of
 
 
 class ParallelStyle(ABC):
@@ -83,6 +84,15 @@ class ParallelStyle(ABC):
     ) -> None:
         """Let forward see ``values(module)`` in the place of parameters of these names."""
         extend(module, values=values)
+
+    def _keep_whole(self, module: nn.Module, mesh: DeviceMesh, *, summed: bool) -> None:
+        """Give all ranks a module's own parameters; if ``summed``, add up the ranks' gradients."""
+        for name, _ in module.named_parameters(recurse=False):
+            self.distribute(module, name, mesh, [Replicate()])
+            if summed:
+                _modules.state_of(module).summed[name] = mesh
+        if summed:
+            self.substitute(module, lambda module: sum_gradients_of(module, mesh))
 
 
 def one_axis(mesh: DeviceMesh, style: str) -> int:

@@ -11,7 +11,6 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Layout, Replicate
-from distarray.torch._compat import parameters_of
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile
@@ -71,9 +70,7 @@ class TransformerLayerParallel(ParallelStyle):
                 style().apply(child, mesh)
         for child in module.children():
             if isinstance(child, nn.LayerNorm):
-                for name in parameters_of(child):
-                    if getattr(child, name) is not None:
-                        self.distribute(child, name, mesh, [Replicate()])
+                self._keep_whole(child, mesh, summed=False)
                 extend(child)
         hidden = Features.of(state_of(module.linear1).placed["weight"], mesh)
 

@@ -22,6 +22,11 @@ from distarray.torch.training import dropout
 
 _R = Replicate()
 _check_own = disable_compile(check_own)
+_PARAMETERS = (
+    *(("q_proj_weight", 0, 0), ("k_proj_weight", 0, 0), ("v_proj_weight", 0, 0)),
+    *(("in_proj_weight", 0, 3), ("in_proj_bias", 0, 3), ("bias_k", 2, 0), ("bias_v", 2, 0)),
+)
+"""Those of the inputs, the axis along which each is cut, and of how many parts that consists."""
 
 
 def cut_heads(
@@ -97,16 +102,10 @@ def cut_heads(
 
 def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
     size, width = module.head_dim, module.embed_dim
-    parts = (width,) * 3
-    for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+    for name, axis, count in _PARAMETERS:
         if getattr(module, name) is not None:
-            style.distribute(module, name, mesh, [Shard(0)], unit=size)
-    for name in ("in_proj_weight", "in_proj_bias"):
-        if getattr(module, name) is not None:
-            style.distribute(module, name, mesh, [Shard(0)], parts=parts, unit=size)
-    for name in ("bias_k", "bias_v"):
-        if getattr(module, name) is not None:
-            style.distribute(module, name, mesh, [Shard(2)], unit=size, axis=2)
+            parts = (width,) * count
+            style.distribute(module, name, mesh, [Shard(axis)], parts=parts, unit=size, axis=axis)
     style.distribute(module.out_proj, "weight", mesh, [Shard(1)], unit=size, axis=1)
     if module.out_proj.bias is not None:
         style.distribute(module.out_proj, "bias", mesh, [_R])

@@ -14,16 +14,13 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
 from distarray.layout import Placement, Shard
-from distarray.torch.parallel._partition_rules import hook_arguments
+from distarray.torch.parallel._partition_rules import CONVOLUTIONS, TRANSPOSED, hook_arguments
 from distarray.torch.parallel.layers._features import Features, fill_empty
-
-_PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def is_grouped(module: nn.Module) -> bool:
     """Tell whether a module is a convolution with several groups."""
-    return isinstance(module, (*_PLAIN, *_TRANSPOSED)) and module.groups > 1
+    return isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) and module.groups > 1
 
 
 def cut_groups(
@@ -46,7 +43,7 @@ def cut_groups(
     together = _groups_together(style, module, per_input if rows else per_output)
     entering = Features.in_units(mesh, module.in_channels, per_input * together)
     leaving = Features.in_units(mesh, module.out_channels, per_output * together)
-    transposed = isinstance(module, _TRANSPOSED)
+    transposed = isinstance(module, TRANSPOSED)
     axis = -1 - len(module.kernel_size)
     unit = (per_input if transposed else per_output) * together
     style.distribute(module, "weight", mesh, [Shard(0)], unit=unit)

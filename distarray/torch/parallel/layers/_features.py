@@ -34,24 +34,12 @@ _WHOLE = (_R,)
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """How features are cut.
-
-    Attributes
-    ----------
-    mesh
-        Of one axis.
-    size
-        How many there are on all ranks.
-    boundaries
-        Where the blocks begin and end; None for the default split.
-    parts, units
-        As in `Placed`.
-    """
+    """How features are cut, over a mesh of one axis."""
 
     mesh: DeviceMesh
-    size: int
-    boundaries: tuple[int, ...] | None = None
-    parts: tuple[int, ...] = ()
+    size: int  # of all ranks
+    boundaries: tuple[int, ...] | None = None  # of the ranks' blocks; None for the default split
+    parts: tuple[int, ...] = ()  # as in `Placed`
     units: tuple[int, ...] = ()
 
     @classmethod
@@ -78,13 +66,7 @@ class Features:
 
     @disable_compile
     def take(self, x: torch.Tensor, given: Placement | None, axis: int) -> torch.Tensor:
-        """Return this rank's shard of the features of an input, which arrives as ``given``.
-
-        Raises
-        ------
-        LayoutError
-            It is known to arrive otherwise, or cut where the weight is not.
-        """
+        """Return this rank's shard of the features of an input, which arrives as ``given``."""
         check_travels(x)
         axis %= x.ndim
         wanted = Shard(axis)
@@ -136,13 +118,8 @@ class Features:
         same = layout is self.layout(layout.shape, axis)
         if same and (placed.parts, placed.units) == (self.parts, self.units):
             return
-        theirs = Features(
-            self.mesh,
-            layout.shape[axis],
-            layout.partition(axis).offsets,
-            placed.parts,
-            placed.units,
-        )
+        offsets = layout.partition(axis).offsets
+        theirs = Features(self.mesh, layout.shape[axis], offsets, placed.parts, placed.units)
         if theirs._order() != self._order():
             raise LayoutError(
                 f"the input {layout} has {theirs._split()}{theirs._told()} along axis {axis}, "
@@ -197,11 +174,6 @@ def gather_input(
 
     The gradients of all of them are added; at once with those of other uses of an input that
     `PrepareModuleInput` brought there. What autocast ``casts`` for the module is gathered cast.
-
-    Raises
-    ------
-    LayoutError
-        It is known to arrive otherwise than as ``given``.
     """
     return _gather(x, mesh, given, name, [_P], casts)
 
@@ -209,16 +181,11 @@ def gather_input(
 @disable_compile
 def gather_whole(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.Tensor:
     """Return an input, which arrives as ``given``, whole on every rank."""
-    return _gather(x, mesh, given, "the input", None)
+    return _gather(x, mesh, given, "the input", None, False)
 
 
 def _gather(
-    x: torch.Tensor,
-    mesh: DeviceMesh,
-    given: Placement,
-    name: str,
-    gradients: Any,
-    casts: bool = False,
+    x: torch.Tensor, mesh: DeviceMesh, given: Placement, name: str, gradients: Any, casts: bool
 ) -> torch.Tensor:
     if given is _R:
         check_arrival(x, mesh, _WHOLE, moves=False, name=name)
@@ -258,14 +225,9 @@ def sum_output(
     bias: torch.Tensor | None = None,
     axis: int = -1,
 ) -> torch.Tensor:
-    """Return the sum of what all ranks computed, placed as it leaves, and of a bias.
+    """Return the sum of what all ranks computed, placed as it leaves, and of a whole bias.
 
-    Parameters
-    ----------
-    bias
-        Whole on every rank.
-    axis
-        That of the output's features, counted from its end.
+    The axis is that of the output's features, counted from its end.
     """
     shape = tuple(y.shape)
     ways = routes_between(_layout(mesh, _P, shape), _layout(mesh, target, shape))
