@@ -123,7 +123,7 @@ def vocab_parallel_cross_entropy(
     asked = f"cross entropy, {reduction=}, {ignore_index=}, {label_smoothing=}, "
     dtype = torch.promote_types(logits.dtype, torch.float32)
     keep, smoothed = 1 - label_smoothing, 0.0
-    start, stop = _own_bounds(classes, axis)
+    start, stop = classes.local_box()[axis]  # type: ignore[index]
     if chosen:
         ignored = target == ignore_index
         numbers = target.masked_fill(ignored, 0).long()
@@ -160,15 +160,9 @@ def vocab_parallel_cross_entropy(
     return losses.to(_dtype_of_result(logits, None if chosen else target))
 
 
-def _own_bounds(classes: Layout, axis: int) -> tuple[int, int]:
-    box = classes.local_box()
-    assert box is not None  # this rank is in the mesh
-    return box[axis]
-
-
 def _shard_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
     """Return this rank's shard of probabilities, given all or just these."""
-    start, stop = _own_bounds(classes, axis)
+    start, stop = classes.local_box()[axis]  # type: ignore[index]
     count = classes.shape[axis]
     given = target.shape[axis]
     if given == count and not target.requires_grad:

@@ -23,28 +23,14 @@ from distarray.torch._opaque import refuse_transforms
 
 
 class Terms(NamedTuple):
-    """What a loss is made of besides tensors.
+    """What a loss is made of besides tensors."""
 
-    Attributes
-    ----------
-    mesh
-        Of one axis, that cuts the classes.
-    purpose
-        What the ranks must agree on.
-    dtype
-        In which rows are computed.
-    keep, spread
-        Smoothing makes ``keep * p + spread`` of the probability p of a class.
-    smoothed
-        What smoothing gives to all classes together, where a class is the target.
-    """
-
-    mesh: DeviceMesh
-    purpose: Purpose
-    dtype: torch.dtype
-    keep: float
+    mesh: DeviceMesh  # of one axis, that cuts the classes
+    purpose: Purpose  # what the ranks must agree on
+    dtype: torch.dtype  # in which rows are computed
+    keep: float  # smoothing makes keep * p + spread of the probability p of a class
     spread: float
-    smoothed: float
+    smoothed: float  # what that gives to all classes together, where a class is the target
 
 
 def row_losses(
@@ -104,12 +90,10 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, k: torch.Tensor) -> Any:  # type: ignore[override]
-        x, target, own, weight, largest, sums, weights = ctx.saved_tensors
+        x, target, _, weight, largest, sums, _ = ctx.saved_tensors
         of_logits = of_target = None
         if ctx.needs_input_grad[0]:
-            of_logits = _Gradient.apply(
-                k, x, target, own, weight, largest, sums, weights, ctx.terms
-            )
+            of_logits = _Gradient.apply(ctx.terms, k, *ctx.saved_tensors)
         if ctx.needs_input_grad[1]:
             if torch.is_grad_enabled() and (k.requires_grad or x.requires_grad):
                 raise ArgumentError(
@@ -125,22 +109,11 @@ class _Gradient(torch.autograd.Function):
     """k (A s - q), with s = exp(x - M) / S: what the logits' gradient is, per row's gradient k."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        k: torch.Tensor,
-        x: torch.Tensor,
-        target: torch.Tensor,
-        own: torch.Tensor | None,
-        weight: torch.Tensor | None,
-        largest: torch.Tensor,
-        sums: torch.Tensor,
-        weights: torch.Tensor,
-        terms: Terms,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(k, x, target, own, weight, largest, sums, weights)
+    def forward(ctx: Any, terms: Terms, k: torch.Tensor, *saved: Any) -> torch.Tensor:
+        ctx.save_for_backward(k, *saved)
         ctx.terms = terms
-        goal = _goal(x, target, own, weight, terms)
-        return gradient(k, x, goal, largest, weights / sums)
+        x, target, own, weight, largest, sums, weights = saved
+        return gradient(k, x, _goal(x, target, own, weight, terms), largest, weights / sums)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -154,7 +127,7 @@ class _Gradient(torch.autograd.Function):
         told = torch.stack([(s * v).sum(-1), (by_k * v).sum(-1)])
         mean, of_k = _reduce(told, "sum", terms)
         of_x = s.mul_(v - mean.unsqueeze(-1)).mul_((k * weights).unsqueeze(-1)).to(v.dtype)
-        return (of_k, of_x, *(None,) * 7)
+        return (None, of_k, of_x, *(None,) * 6)
 
 
 def _goal(
@@ -201,21 +174,11 @@ def blocks(x: torch.Tensor) -> Iterator[Block]:
 
 
 class Classes(NamedTuple):
-    """The target is a class per row.
+    """The target is a class per row."""
 
-    Attributes
-    ----------
-    numbers
-        The classes, counted from the first of the shard: those of others are out of its range.
-    own
-        What each row's class weighs.
-    smooth
-        What smoothing gives to each class of the shard; None without smoothing.
-    """
-
-    numbers: torch.Tensor
-    own: torch.Tensor
-    smooth: torch.Tensor | None
+    numbers: torch.Tensor  # from the first of the shard on: those of others are out of its range
+    own: torch.Tensor  # what each row's class weighs
+    smooth: torch.Tensor | None  # what smoothing gives to each class of the shard
 
     def weigh_rows(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the row sums of q x and of q, of what smoothing gives."""
@@ -245,21 +208,11 @@ class Classes(NamedTuple):
 
 
 class Probabilities(NamedTuple):
-    """The target gives every class a probability.
+    """The target gives every class a probability."""
 
-    Attributes
-    ----------
-    values
-        Those of the shard, with the classes on the last axis.
-    weight
-        Of the classes of the shard; None where all weigh 1.
-    keep, spread
-        Smoothing makes ``keep * p + spread`` of a probability.
-    """
-
-    values: torch.Tensor
-    weight: torch.Tensor | None
-    keep: float
+    values: torch.Tensor  # of the shard, with the classes on the last axis
+    weight: torch.Tensor | None  # of the classes of the shard; None where all weigh 1
+    keep: float  # as in `Terms`
     spread: float
 
     def weigh(self, block: Block, dtype: torch.dtype) -> torch.Tensor:
@@ -295,21 +248,11 @@ Goal = Classes | Probabilities
 
 
 class Survey(NamedTuple):
-    """What a rank tells of its shard, a number per row each.
+    """What a rank tells of its shard, a number per row each."""
 
-    Attributes
-    ----------
-    largest
-        Row maxima; -inf where the shard is empty.
-    sums
-        Of exp(x - largest).
-    weighted, weights
-        Sums of q (x - largest) and of q, where they are needed.
-    """
-
-    largest: torch.Tensor
-    sums: torch.Tensor
-    weighted: torch.Tensor | None
+    largest: torch.Tensor  # row maxima; -inf where the shard is empty
+    sums: torch.Tensor  # of exp(x - largest)
+    weighted: torch.Tensor | None  # sums of q (x - largest), and of q, where they are needed
     weights: torch.Tensor | None
 
     def relative_to(self, largest: torch.Tensor) -> list[torch.Tensor]:

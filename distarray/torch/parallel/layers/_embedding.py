@@ -92,10 +92,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     then added to zeros.
     """
     given = style.input_layouts or _R
-    padding = module.padding_idx
-    layout = style.distribute(module, "weight", mesh, [Shard(0)])
-    start, stop = layout.local_box()[0]  # type: ignore[index]
-    module.padding_idx = local_padding(padding, start, stop)  # type: ignore[assignment]
+    size, start, stop = _cut_words(style, module, mesh)
 
     @disable_compile
     def look_up(
@@ -106,8 +103,8 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
             "an embedding that is cut by its vocabulary; pass all words at once, or call a copy of "
             "the module that is not parallelized"
         )
-        check_words(words, layout.shape[0])
-        here = are_here(words, start, stop)
+        check_words(words, size)
+        here = (words >= start) & (words < stop)
         vectors = forward(words[here] - start, **kwargs)
         full = vectors.new_zeros((*words.shape, vectors.shape[-1]))
         full[here] = vectors
@@ -121,9 +118,12 @@ def local_padding(padding: int | None, start: int, stop: int) -> int | None:
     return padding - start if padding is not None and start <= padding < stop else None
 
 
-def are_here(words: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Return which words a rank has, of whose vocabulary this is the part from start to stop."""
-    return (words >= start) & (words < stop)
+def _cut_words(style: Any, module: Any, mesh: DeviceMesh) -> tuple[int, int, int]:
+    """Cut a weight by words; return how many there are, and which this rank has, from and to."""
+    layout = style.distribute(module, "weight", mesh, [Shard(0)])
+    start, stop = layout.local_box()[0]
+    module.padding_idx = local_padding(module.padding_idx, start, stop)
+    return layout.shape[0], start, stop
 
 
 def check_words(words: torch.Tensor, size: int) -> None:
@@ -161,9 +161,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
     given = style.input_layouts or _R
     averaged = module.mode == "mean"
     padding = module.padding_idx
-    layout = style.distribute(module, "weight", mesh, [Shard(0)])
-    start, stop = layout.local_box()[0]
-    module.padding_idx = local_padding(padding, start, stop)
+    size, start, stop = _cut_words(style, module, mesh)
     module.mode = "sum"
 
     @disable_compile
@@ -180,10 +178,10 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
                 "per_sample_weights are for mode='sum' alone; multiply and divide what it gives"
             )
         words = gather_whole(input, mesh, given)
-        check_words(words, layout.shape[0])
+        check_words(words, size)
         count, bags = _bags(words, offsets, module.include_last_offset)
         words = words.reshape(-1)
-        here = are_here(words, start, stop)
+        here = (words >= start) & (words < stop)
         own = torch.bincount(bags[here], minlength=count)
         ends = own.cumsum(0).to(words.dtype)
         begins = torch.cat([ends.new_zeros(1), ends])[: count + module.include_last_offset]

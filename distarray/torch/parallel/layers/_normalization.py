@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.torch._compat import buffers_of, check_input_dim
+from distarray.torch._compat import check_input_dim
 from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
@@ -107,9 +107,7 @@ def cut_channels(
     for name in ("weight", "bias"):
         if getattr(module, name) is not None:
             style.distribute(module, name, mesh, [Shard(0)], parts=parts, unit=unit)
-    for name, buffer in list(buffers_of(module).items()):
-        if buffer is None:
-            continue
+    for name, buffer in module.named_buffers(recurse=False):
         if buffer.ndim:
             distribute_buffer(module, name, mesh, [Shard(0)], parts=parts, unit=unit)
         else:
