@@ -177,7 +177,7 @@ class Tensors(Adapter):
 
     def save(self, value: torch.Tensor, plan: SavePlan, name: str) -> Node:
         """Save a tensor."""
-        return save_tensor(value, placed_of(value), plan, name)
+        return save_value(value, placed_of(value), plan, name)
 
     def load(self, value: torch.Tensor, plan: LoadPlan, name: str) -> Finish:
         """Fill a tensor in place."""
@@ -185,10 +185,12 @@ class Tensors(Adapter):
         return lambda: value
 
 
-def save_tensor(tensor: torch.Tensor, placed: Placed | None, plan: SavePlan, name: str) -> Node:
-    """Return the node of a tensor, placed or not."""
+def save_value(value: Any, placed: Placed | None, plan: SavePlan, name: str) -> Node:
+    """Return the node of a tensor, placed or not, or of any other value."""
+    if not isinstance(value, torch.Tensor):
+        return plan.node(value, name)
     kind = "tensor" if placed is None else "tensor block"
-    return plan.array(tensor, block_of(tensor, placed, name), name, kind)
+    return plan.array(value, block_of(value, placed, name), name, kind)
 
 
 def fill_tensor(tensor: torch.Tensor, placed: Placed | None, plan: LoadPlan, name: str) -> None:
@@ -198,24 +200,22 @@ def fill_tensor(tensor: torch.Tensor, placed: Placed | None, plan: LoadPlan, nam
             f"{name} is a lazily conjugated or negated tensor, which cannot be filled; pass "
             "tensor.resolve_conj().resolve_neg()"
         )
-    block = block_of(tensor, placed, name)
-    plan.fill(name, block)
+    plan.fill(name, block_of(tensor, placed, name))
 
 
-def make_whole(entry: Entry, plan: LoadPlan) -> Finish:
-    """Make a tensor that every rank has."""
-    tensor = torch.empty(entry.shape, dtype=torch_dtype(entry))
-    plan.fill_entry(entry, block_of(tensor, None, entry.name))
+def make_tensor(entry: Entry, plan: LoadPlan, placed: Placed | None = None) -> Finish:
+    """Make a tensor that every rank has, or this rank's block of one."""
+    shape = entry.shape if placed is None else placed.layout.local_shape()
+    tensor = torch.empty(shape, dtype=torch_dtype(entry))
+    if placed is not None:
+        place(tensor, *placed)
+    plan.fill_entry(entry, block_of(tensor, placed, entry.name))
     return lambda: tensor
 
 
 def make_block(entry: Entry, plan: LoadPlan) -> Finish:
     """Make this rank's block of a tensor, in the default placements on the default mesh."""
-    placed = Placed(Placing().layout(entry.shape))
-    tensor = torch.empty(placed.layout.local_shape(), dtype=torch_dtype(entry))
-    place(tensor, *placed)
-    plan.fill_entry(entry, block_of(tensor, placed, entry.name))
-    return lambda: tensor
+    return make_tensor(entry, plan, Placed(Placing().layout(entry.shape)))
 
 
 class Modules(Adapter):
@@ -223,9 +223,10 @@ class Modules(Adapter):
 
     def save(self, value: nn.Module, plan: SavePlan, name: str) -> Node:
         """Save parameters, persistent buffers and extra states; a shared one once."""
-        pairs = []
-        for key, (one, placed) in ModuleState(value).entries.items():
-            pairs.append([key, _save(one, placed, plan, join_name(name, key))])
+        pairs = [
+            [key, save_value(*entry, plan, join_name(name, key))]
+            for key, entry in ModuleState(value).entries.items()
+        ]
         return {"object": type(value).__qualname__, "of": {"dict": pairs}}
 
     def load(self, value: nn.Module, plan: LoadPlan, name: str) -> Finish:
@@ -269,9 +270,9 @@ class Optimizers(Adapter):
         """Save states and hyperparameters."""
         own = OptimizerState(value, _modules_in(plan.state))
         states: dict[str, list[Any]] = {}
-        for _, parameter, key, (one, placed) in own.entries():
+        for _, parameter, key, entry in own.entries():
             start = join_name(join_name(name, "state"), parameter)
-            node = _save(one, placed, plan, join_name(start, key))
+            node = save_value(*entry, plan, join_name(start, key))
             states.setdefault(parameter, []).append([encode_key(key, start), node])
         return {
             "object": type(value).__qualname__,
@@ -314,12 +315,6 @@ class Optimizers(Adapter):
         return finish
 
 
-def _save(value: Any, placed: Placed | None, plan: SavePlan, name: str) -> Node:
-    if isinstance(value, torch.Tensor):
-        return save_tensor(value, placed, plan, name)
-    return plan.node(value, name)
-
-
 def _modules_in(state: Any, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a state, with their names."""
     if isinstance(state, nn.Module):
@@ -346,10 +341,10 @@ def _fill_state(
     dtype = torch_dtype(found)
     tensor = optimizer.state.get(parameter, {}).get(what)
     if not isinstance(tensor, torch.Tensor) or (tensor.shape, tensor.dtype) != (shape, dtype):
-        device = parameter.device if shape else "cpu"
-        tensor = torch.empty(shape, dtype=dtype, device=device)
-        if like and shape == tuple(parameter.shape):
+        if like:
             tensor = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            tensor = torch.empty(shape, dtype=dtype, device=parameter.device if shape else "cpu")
     fill_tensor(tensor, placed if like else None, plan, name)
     return lambda: tensor
 
@@ -363,5 +358,5 @@ def register_all() -> None:
     )
     register(nn.Module, Modules())
     register(Optimizer, Optimizers())
-    register_maker("tensor", make_whole)
+    register_maker("tensor", make_tensor)
     register_maker("tensor block", make_block)

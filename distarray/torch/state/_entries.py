@@ -35,13 +35,8 @@ class Entry(NamedTuple):
 class ModuleState:
     """The parameters, persistent buffers and extra states of a module.
 
-    Attributes
-    ----------
-    entries
-        By their names in one process, in the order of torch's state dict; the parameters and
-        buffers themselves. Tied ones are there under every name.
-    metadata
-        What torch keeps beside a state dict.
+    ``entries`` has them by their names in one process, in the order of torch's state dict: the
+    parameters and buffers themselves, tied ones under every name.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -52,7 +47,10 @@ class ModuleState:
         found: Any = module.state_dict(keep_vars=True)
         self.module = module
         self.metadata: dict[str, Any] | None = getattr(found, "_metadata", None)
-        self.entries = {name: _entry(value) for name, value in found.items()}
+        self.entries = {
+            name: Entry(value, own_placed(value) if isinstance(value, torch.Tensor) else None)
+            for name, value in found.items()
+        }
 
     @property
     def meshes(self) -> list[Any]:
@@ -68,20 +66,11 @@ class ModuleState:
         return found
 
 
-def _entry(value: Any) -> Entry:
-    return Entry(value, own_placed(value) if isinstance(value, torch.Tensor) else None)
-
-
 class OptimizerState:
-    """What an optimizer keeps of parameters, by the names that these have in a module.
+    """What an optimizer keeps of parameters, by the names that these have in modules.
 
-    Parameters
-    ----------
-    optimizer
-        Whose state.
-    modules
-        Where its parameters may be, with the names of the modules. Names are those within the
-        first module that has all of them; with the module's own where several do.
+    Names are those within the first module that has all of them; with the module's own where
+    several do.
     """
 
     def __init__(self, optimizer: Optimizer, modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -111,13 +100,7 @@ class OptimizerState:
         }
 
     def entries(self) -> Iterator[tuple[torch.Tensor, str, Any, Entry]]:
-        """Yield parameter, its name, key and value of all that is kept.
-
-        Raises
-        ------
-        ArgumentError
-            A tensor of another shape than its parameter, which is cut.
-        """
+        """Yield parameter, its name, key and value of all that is kept."""
         for parameter, name in self.names.items():
             placed = own_placed(parameter)
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -191,27 +174,16 @@ class OptimizerState:
 # --- between blocks and whole tensors ------------------------------------------------------------
 
 
-def quote(names: list[str]) -> str:
+def quote(names: Iterable[str]) -> str:
     """Return the first of some names, and how many more there are."""
-    return list_first([repr(name) for name in names])
+    return list_first(list(map(repr, names)))
 
 
 class Holder:
     """Who has whole tensors, of a state that is saved or loaded: all ranks, or one of a mesh.
 
-    Parameters
-    ----------
-    state
-        Whose meshes are meant where ``mesh`` is None.
-    position
-        Of the one in the mesh, as the user's argument ``keyword`` names it; None for all ranks.
-
-    Attributes
-    ----------
-    is_one
-        Whether it is one rank.
-    is_here
-        Whether this rank has them.
+    The user's argument ``keyword`` names the position of the one; None is for all ranks. Where
+    ``mesh`` is None that of the state is meant.
     """
 
     def __init__(
@@ -219,13 +191,13 @@ class Holder:
     ) -> None:
         self._mesh: Any = mesh
         self._rank: int | None = None
-        self.is_here = True
+        self.is_here = True  # this rank has them
         if position is not None:
             self._mesh = _only_mesh(state, f"{keyword}={position}") if mesh is None else mesh
             self._rank = self._mesh.flat_ranks[check_position(position, self._mesh, keyword)]
             self.is_here = self._mesh.rank == self._rank
         self._meshes = state.meshes if self._mesh is None else [self._mesh]
-        self.is_one = self._rank is not None
+        self.is_one = position is not None
 
     def gather(self, entry: Entry, *, cpu: bool) -> Any:
         """Return a value as one process has it (collective); anything where it is not had."""

@@ -194,13 +194,13 @@ def _describe(state: Any) -> dict[str, Any]:
             "the state of an optimizer is what dt.optimizer_state_dict returned, with the keys "
             f"'state' and 'param_groups'; not {type(state).__name__}"
         )
+
+    def form(value: Any) -> Any:
+        is_tensor = isinstance(value, torch.Tensor)
+        return _Tensor(tuple(value.shape), value.dtype) if is_tensor else value
+
     tensors = {
-        name: {
-            key: _Tensor(tuple(value.shape), value.dtype)
-            if isinstance(value, torch.Tensor)
-            else value
-            for key, value in values.items()
-        }
+        name: {key: form(value) for key, value in values.items()}
         for name, values in state["state"].items()
     }
     return {"state": tensors, "param_groups": state["param_groups"]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,6 +39,15 @@ _Kind = tuple[tuple[int, ...], frozenset[int]]
 """The shape that is tried, and which of its axes are cut."""
 
 
+class _Trial(NamedTuple):
+    """What is tried: an optimizer, a group's options, whether it steps by a closure, and where."""
+
+    optimizer: Optimizer
+    options: Mapping[str, Any]
+    closes: bool
+    device: torch.device
+
+
 def check_optimizers() -> None:
     """Look at every optimizer before its first step on shards, from now on."""
     register_optimizer_step_pre_hook(_check)
@@ -58,7 +67,8 @@ def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         key = type(optimizer), str(options), str(optimizer.defaults), kinds, closes
         if key not in _verdicts:
             device = next(p.device for p in group["params"] if _kind(p) is not None)
-            _verdicts[key] = _judge(optimizer, options, sorted(kinds, key=str), closes, device)
+            trial = _Trial(optimizer, options, closes, device)
+            _verdicts[key] = _judge(trial, sorted(kinds, key=str))
         if (why := _verdicts[key]) is not None:
             raise ArgumentError(
                 f"{type(optimizer).__name__} needs whole parameters, and these are this rank's "
@@ -82,13 +92,7 @@ def _kind(parameter: torch.Tensor) -> _Kind | None:
     return shape, divided_axes(layout)
 
 
-def _judge(
-    optimizer: Optimizer,
-    options: Mapping[str, Any],
-    kinds: Iterable[_Kind],
-    closes: bool,
-    device: torch.device,
-) -> str | None:
+def _judge(trial: _Trial, kinds: Iterable[_Kind]) -> str | None:
     """Return why an optimizer cannot work on shards; None where it can, or nobody knows."""
     try:
         for shape, cut in kinds:
@@ -96,10 +100,8 @@ def _judge(
                 slice(0, length // 2) if axis in cut else slice(None)
                 for axis, length in enumerate(shape)
             )
-            whole = _try_steps(optimizer, options, shape, (), closes, device)
-            part = _try_steps(optimizer, options, shape, block, closes, device)
-            names = set(whole) & set(part)
-            for name in sorted(names, key=str):
+            whole, part = _try_steps(trial, shape, ()), _try_steps(trial, shape, block)
+            for name in sorted(set(whole) & set(part), key=str):
                 if not _is_block_of(whole[name], part[name], cut):
                     what = "a block of a parameter" if name == "parameter" else f"its {name!r}"
                     return (
@@ -108,27 +110,21 @@ def _judge(
                     )
     except Exception as error:
         warnings.warn(
-            f"whether {type(optimizer).__name__} may step on shards of parameters could not be "
-            f"found out by trying it ({type(error).__name__}: {error}). If it treats items one by "
-            "one it may; if it takes norms, products or factors of whole parameters, its steps on "
-            "shards are something else",
+            f"whether {type(trial.optimizer).__name__} may step on shards of parameters could not "
+            f"be found out by trying it ({type(error).__name__}: {error}). If it treats items one "
+            "by one it may; if it takes norms, products or factors of whole parameters, its steps "
+            "on shards are something else",
             stacklevel=4,
         )
     return None
 
 
-def _try_steps(
-    optimizer: Optimizer,
-    options: Mapping[str, Any],
-    shape: tuple[int, ...],
-    block: tuple[slice, ...],
-    closes: bool,
-    device: torch.device,
-) -> dict[Any, Any]:
+def _try_steps(trial: _Trial, shape: tuple[int, ...], block: tuple[slice, ...]) -> dict[Any, Any]:
     """Return what becomes of a block of a parameter, and the states that are kept of it.
 
     Items outside of the block are much larger, so that a norm of the whole is not one of the block.
     """
+    optimizer, options, closes, device = trial
     generator = torch.Generator().manual_seed(0)
     inside = tuple(slice(0, length // 2) for length in shape)
 
