@@ -8,12 +8,7 @@ from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to
 from distarray.torch._halo import halo
 from distarray.torch._layouts import layout_of, place_like
 from distarray.torch._moves import PendingTensor, redistribute
-from distarray.torch._random import (
-    get_random_state,
-    manual_seed,
-    random_state,
-    set_random_state,
-)
+from distarray.torch._random import get_random_state, manual_seed, random_state, set_random_state
 from distarray.torch.data_parallel import check_replicas, no_sync, replicate
 from distarray.torch.data_parallel import check_steps as _check_steps
 from distarray.torch.following import check_layouts

@@ -46,11 +46,7 @@ class GradientBucket:
     """Parameters whose gradients travel together, in one dtype."""
 
     def __init__(
-        self,
-        members: Sequence[ShardedParameter],
-        mesh: DeviceMesh,
-        dtype: torch.dtype,
-        device: Any,
+        self, members: Sequence[ShardedParameter], mesh: DeviceMesh, dtype: torch.dtype, device: Any
     ) -> None:
         self.members = list(members)
         self._mesh = mesh

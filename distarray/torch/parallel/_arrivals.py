@@ -45,11 +45,7 @@ def find_placed(
 
 
 def check_lost(
-    x: torch.Tensor,
-    mesh: DeviceMesh,
-    subject: str,
-    remedy: str,
-    declared: Placements | None = None,
+    x: torch.Tensor, mesh: DeviceMesh, subject: str, remedy: str, declared: Placements | None = None
 ) -> None:
     """Raise where it was lost on the way to a tensor how a mesh cuts it.
 

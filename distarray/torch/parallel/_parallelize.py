@@ -39,11 +39,7 @@ Chosen = Sequence[tuple[str, nn.Module, ParallelStyle]]
 
 
 def parallelize_module(
-    module: nn.Module,
-    mesh: DeviceMesh,
-    plan: Plan,
-    *,
-    src_data_rank: int | None = 0,
+    module: nn.Module, mesh: DeviceMesh, plan: Plan, *, src_data_rank: int | None = 0
 ) -> nn.Module:
     """Distribute a model's modules over a mesh, in place (collective over the mesh).
 

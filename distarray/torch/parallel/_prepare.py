@@ -178,11 +178,7 @@ class PrepareModuleOutput(ParallelStyle):
     """
 
     def __init__(
-        self,
-        *,
-        output_layouts: Any,
-        desired_output_layouts: Any,
-        use_local_output: bool = True,
+        self, *, output_layouts: Any, desired_output_layouts: Any, use_local_output: bool = True
     ) -> None:
         del use_local_output
         _check_both(

@@ -153,10 +153,7 @@ def list_distinct(tensors: Any) -> list[torch.Tensor]:
 
 
 def total_norm(
-    blocks: Sequence[Block],
-    p: float,
-    error_if_nonfinite: bool,
-    asked: str,
+    blocks: Sequence[Block], p: float, error_if_nonfinite: bool, asked: str
 ) -> torch.Tensor:
     """Return the norm of tensors that these are blocks of."""
     if p == 0 or math.isnan(p):

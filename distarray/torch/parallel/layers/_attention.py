@@ -112,11 +112,7 @@ def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh)
 
 
 def _whole(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mesh: DeviceMesh,
-    given: Placement,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mesh: DeviceMesh, given: Placement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bring the inputs to every rank; one that is passed several times is moved once."""
     q = gather_input(query, mesh, given, "the query")

@@ -83,11 +83,7 @@ def normalises_channels(module: nn.Module) -> bool:
 
 
 def cut_channels(
-    style: Any,
-    module: Any,
-    mesh: DeviceMesh,
-    given: Placement | None,
-    target: Placement | None,
+    style: Any, module: Any, mesh: DeviceMesh, given: Placement | None, target: Placement | None
 ) -> None:
     """Cut a normalisation by its channels, running statistics as well, and hook it.
 
