@@ -186,12 +186,7 @@ def get_random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> d
         own["cuda"] = read_state(device="cuda")
     digest = hashlib.blake2b(own["cpu"].numpy().tobytes(), digest_size=8).hexdigest()
     place = _place(mesh, names)
-    assert mesh.coordinate is not None
-    first = all(
-        i == 0
-        for name, i in zip(mesh.axis_names, mesh.coordinate, strict=True)
-        if name not in names
-    )
+    first = not any(_place(mesh, [name for name in mesh.axis_names if name not in names]))
     kept = {kind: state.numpy().tobytes() for kind, state in own.items()} if first else None
     states: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
     digests: dict[tuple[int, ...], str] = {}
@@ -209,8 +204,7 @@ def get_random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> d
                 kind: torch.frombuffer(bytearray(state), dtype=torch.uint8)
                 for kind, state in found.items()
             }
-    sizes = tuple(mesh.shape[mesh.axis_names.index(name)] for name in names)
-    return {"differ": names, "sizes": sizes, "states": states}
+    return {"differ": names, "sizes": _sizes(mesh, names), "states": states}
 
 
 def set_random_state(state: Mapping[str, Any], mesh: DeviceMesh) -> None:
@@ -238,7 +232,7 @@ def set_random_state(state: Mapping[str, Any], mesh: DeviceMesh) -> None:
     True
     """
     names = _check_axes(mesh, tuple(state["differ"]))
-    sizes = tuple(mesh.shape[mesh.axis_names.index(name)] for name in names)
+    sizes = _sizes(mesh, names)
     if sizes != tuple(state["sizes"]):
         raise ArgumentError(
             f"the random states were saved with sizes {tuple(state['sizes'])} of the axes {names}, "
@@ -283,6 +277,10 @@ def _check_axes(mesh: DeviceMesh, differ: Sequence[str] | str) -> tuple[str, ...
                 f"differ={differ!r}: {mesh} has no axis {name!r}; it has {mesh.axis_names}"
             )
     return tuple(name for name in mesh.axis_names if name in given)
+
+
+def _sizes(mesh: DeviceMesh, names: Sequence[str]) -> tuple[int, ...]:
+    return tuple(mesh.shape[mesh.axis_names.index(name)] for name in names)
 
 
 def _place(mesh: DeviceMesh, names: Sequence[str]) -> tuple[int, ...]:

@@ -111,9 +111,7 @@ def _describe(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> _Held:
     if is_lazy(tensor):
         return _Held(block, "no shape yet")
     shape = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    if tensor.is_meta:
-        return _Held(block, f"{shape} on meta")
-    return _Held(block, f"{shape} {digest_of(tensor)[:8]}")
+    return _Held(block, f"{shape} {'on meta' if tensor.is_meta else digest_of(tensor)[:8]}")
 
 
 def _block(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[tuple[str, int], ...]:

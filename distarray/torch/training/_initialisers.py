@@ -90,9 +90,7 @@ def _find_shard(tensor: Any, name: str) -> Placed | None:
             for shard, _ in all_placed()
             if type(shard) is nn.Parameter and shard.untyped_storage() is memory
         ]
-        if (
-            base_of(tensor) is None
-        ):  # no view, which may have all of a shard here, and of others not
+        if base_of(tensor) is None:  # a view may have all of a shard here, and of others not
             placed = next((known for shard, known in shards if shard.is_set_to(tensor)), None)
         cut = [known for _, known in shards if known is not None and is_sharded(known.layout)]
         if placed is None and cut:

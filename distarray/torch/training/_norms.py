@@ -170,14 +170,15 @@ def total_norm(
                 "dense gradients, such as nn.Embedding(sparse=False) has"
             )
     value = _combine(blocks, p, asked)
+    if not math.isinf(p):
+        with np.errstate(all="ignore"):
+            value = float(np.float64(value) ** (1 / p))
     given = [block.values for block in blocks if block.values is not None]
     dtype = torch.float32
     for values in given:
-        dtype = torch.promote_types(
-            dtype, values.real.dtype if values.is_complex() else values.dtype
-        )
+        dtype = torch.promote_types(dtype, values.dtype.to_real())
     device = given[0].device if given else None
-    total = torch.tensor(_root(value, p), dtype=torch.float64).to(device, dtype)
+    total = torch.tensor(value, dtype=torch.float64).to(device, dtype)
     if error_if_nonfinite and not math.isfinite(float(total)):
         raise NonFiniteError(
             f"the norm of order {p} of the gradients is {float(total)}, so that they cannot be "
@@ -245,7 +246,7 @@ def _mesh_of(block: Block) -> Any:
 
 def _cutting_axes(mesh: Any, block: Block) -> frozenset[int]:
     """Return the axes of a mesh that cut a tensor."""
-    if block.layout is None or not is_sharded(block.layout):
+    if block.layout is None or _mesh_of(block) is None:
         return frozenset()
     placements = lift(block.layout, mesh).placements
     return frozenset(axis for axis, one in enumerate(placements) if type(one) is Shard)
@@ -269,14 +270,6 @@ def _join(parts: Sequence[float], p: float) -> float:
     if not parts:
         return 0.0 if p > 0 else math.inf
     return float(np.max(parts) if p > 0 else np.min(parts))
-
-
-def _root(value: float, p: float) -> float:
-    """Return the norm, given what `_combine` returns."""
-    if math.isinf(p):
-        return value
-    with np.errstate(all="ignore"):
-        return float(np.float64(value) ** (1 / p))
 
 
 def group_alike(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -21,6 +21,7 @@ from distarray.torch.parallel.layers._features import Features, gather_input, su
 from distarray.torch.training import dropout
 
 _R = Replicate()
+Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _check_own = disable_compile(check_own)
 _PARAMETERS = (
     *(("q_proj_weight", 0, 0), ("k_proj_weight", 0, 0), ("v_proj_weight", 0, 0)),
@@ -63,26 +64,18 @@ def cut_heads(
                 "is_causal=True says what attn_mask is, but there is none; pass one, made for "
                 "instance by nn.Transformer.generate_square_subsequent_mask"
             )
-        query, key, value = _whole(query, key, value, mesh, given)
+        inputs = _whole((query, key, value), mesh, given)
         batched = query.ndim == 3
-        with keeping_shards((query, key, value)):
-            q, k, v = _project(module, *(_batch_first(module, x) for x in (query, key, value)))
+        with keeping_shards(inputs):
+            q, k, v = _project(module, *(_batch_first(module, x) for x in inputs))
         q, k, v = (_by_heads(x, module.head_dim) for x in (q, k, v))
         mask = None
         only_causal = is_causal and key_padding_mask is None and not need_weights
         if not only_causal:
             mask = _mask(attn_mask, key_padding_mask, heads, (len(q), q.shape[2], k.shape[2]), q)
         k, v, mask = _extend(module, k, v, mask)
-        y, weights = attend(
-            q,
-            k,
-            v,
-            mask,
-            causal=only_causal,
-            p=module.dropout if module.training else 0.0,
-            heads=heads,
-            need_weights=need_weights,
-        )
+        p = module.dropout if module.training else 0.0
+        y, weights = _attend((q, k, v), mask, only_causal, p, heads, need_weights)
         y = functional.linear(y.transpose(1, 2).flatten(2), module.out_proj.weight)
         if not batched:
             y = y.squeeze(0)
@@ -111,15 +104,13 @@ def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh)
         style.distribute(module.out_proj, "bias", mesh, [_R])
 
 
-def _whole(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mesh: DeviceMesh, given: Placement
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _whole(inputs: Qkv, mesh: DeviceMesh, given: Placement) -> list[torch.Tensor]:
     """Bring the inputs to every rank; one that is passed several times is moved once."""
-    q = gather_input(query, mesh, given, "the query")
-    k = q if key is query else gather_input(key, mesh, given, "the key")
-    if value is query:
-        return q, k, q
-    return q, k, k if value is key else gather_input(value, mesh, given, "the value")
+    moved: dict[int, torch.Tensor] = {}
+    for x, name in zip(inputs, ("query", "key", "value"), strict=True):
+        if id(x) not in moved:
+            moved[id(x)] = gather_input(x, mesh, given, f"the {name}")
+    return [moved[id(x)] for x in inputs]
 
 
 def _batch_first(module: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor:
@@ -218,22 +209,15 @@ def _to_scores(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 # --- heads ----------------------------------------------------------------------------------------
 
 
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    *,
-    causal: bool,
-    p: float,
-    heads: Features,
-    need_weights: bool,
+def _attend(
+    qkv: Qkv, mask: torch.Tensor | None, causal: bool, p: float, heads: Features, need_weights: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output of each head, and its weights, after dropout, where they are needed.
 
     q, k and v are of shape (batch, heads, items, features). The mask is added to the scores; there
     is none where each query sees the keys up to its own position alone (``causal``).
     """
+    q, k, v = qkv
     if not need_weights and p == 0:
         out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
         return out, None
