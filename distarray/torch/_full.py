@@ -12,7 +12,7 @@ import torch
 
 from distarray.array import DistArray
 from distarray.checkpoint import box_view
-from distarray.comm import DeviceMesh, _backend, all_gather_checked, by_answer
+from distarray.comm import DeviceMesh, _backend, all_gather_checked
 from distarray.core import check_position, choose_placements, digest, lift, new_array
 from distarray.errors import (
     ArgumentError,
@@ -20,13 +20,13 @@ from distarray.errors import (
     DTypeError,
     LayoutError,
     MeshError,
-    MismatchError,
 )
 from distarray.layout import Layout, Placement, Replicate
 from distarray.redistribute import gather_to
 from distarray.redistribute import scatter_from as scatter_blocks
 from distarray.torch._buffers import buffer_of, bytes_of, check_travels, tensor_of
 from distarray.torch._layouts import Placed, check_mesh, place, placed_of
+from distarray.torch._modules import check_alike
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
 from distarray.torch._shards import block_of, in_full_order, in_order_of_ranks
@@ -127,11 +127,8 @@ def distribute_tensor(
         )
 
     told = all_gather_checked(mesh, "distribute_tensor", say)
-    if any(one != told[0] for one in told):
-        raise MismatchError(
-            "distribute_tensor got different shapes, dtypes, placements, sources or values: "
-            f"{by_answer(told, mesh.communicator().world_ranks)}; pass the same on every rank"
-        )
+    what = "distribute_tensor got different shapes, dtypes, placements, sources or values"
+    check_alike(what, told, mesh, "pass the same on every rank")
     layout = Layout(mesh, told[0][2], tensor.shape)
     plain = layout.without_partial()
     whole = tensor.detach()

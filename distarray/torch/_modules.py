@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from distarray.comm import DeviceMesh, by_answer
@@ -161,7 +162,12 @@ def _check_computed(module: nn.Module, name: str) -> None:
 
 
 def check_usable(name: str, parameter: torch.Tensor) -> None:
-    """Raise outside of the inference mode for what was made in it: torch can use it there alone."""
+    """Raise for a parameter that cannot be cut: without a shape, or made in the inference mode.
+
+    Outside of that mode torch cannot use it.
+    """
+    if is_lazy(parameter):
+        raise ArgumentError(f"parameter {name!r} has no shape yet; run the module once beforehand")
     if parameter.is_inference() and not torch.is_inference_mode_enabled():
         raise ArgumentError(
             f"parameter {name!r} was made under torch.inference_mode(), and cannot be used outside "
@@ -169,14 +175,26 @@ def check_usable(name: str, parameter: torch.Tensor) -> None:
         )
 
 
+def check_ungraded(name: str, parameter: torch.Tensor) -> None:
+    """Raise for a parameter that has a gradient of its full shape."""
+    if parameter.grad is not None:
+        raise ArgumentError(
+            f"parameter {name!r} has a gradient already, of the full shape; cut and shard before "
+            "the first backward pass, or after zero_grad()"
+        )
+
+
+def check_alike(what: str, told: Sequence[Any], mesh: DeviceMesh, remedy: str) -> None:
+    """Raise where the ranks of a mesh tell different things."""
+    if any(one != told[0] for one in told):
+        said = by_answer(told, mesh.communicator().world_ranks)
+        raise MismatchError(f"{what}: {said}; {remedy}")
+
+
 def check_described_alike(what: str, told: Sequence[Sequence[str]], mesh: DeviceMesh) -> None:
     """Raise where ranks describe their modules differently, by the first difference."""
     for said in zip_longest(*told, fillvalue="nothing more"):
-        if len(set(said)) > 1:
-            raise MismatchError(
-                f"{what} on every rank of {mesh}: "
-                f"{by_answer(said, mesh.communicator().world_ranks)}; build it alike everywhere"
-            )
+        check_alike(f"{what} on every rank of {mesh}", said, mesh, "build it alike everywhere")
 
 
 @contextmanager

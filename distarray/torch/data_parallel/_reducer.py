@@ -58,6 +58,7 @@ NAME = "_distarray_replica"
 """Under which a module's ``__dict__`` has its replica."""
 
 
+@dataclass(eq=False)
 class Replica:
     """Beside a replicated module: what averages the gradients of its parameters.
 
@@ -65,22 +66,20 @@ class Replica:
     several in another order notice by it. The rest is as passed to `replicate`.
     """
 
-    def __init__(
-        self, mesh: DeviceMesh, op: str, bucket_bytes: int, broadcast_buffers: bool, number: int
-    ) -> None:
-        self.mesh = mesh
-        self.op = op
-        self.bucket_bytes = bucket_bytes
-        self.broadcast_buffers = broadcast_buffers
-        self.number = number
-        self.syncing = True  # whether the next backward pass averages
-        self.calls = 0  # of ``forward`` for training: ranks out of step notice by it
-        self.buckets: list[Bucket] = []
-        self.members: list[_Member] = []
-        self.bucket_of: dict[int, int] = {}
-        self.awaited: set[int] = set()
-        self._late: set[int] = set()  # to whose gradients autograd is adding what is not averaged
-        self._current: _Pass | None = None
+    mesh: DeviceMesh
+    op: str
+    bucket_bytes: int
+    broadcast_buffers: bool
+    number: int
+    syncing: bool = True  # whether the next backward pass averages
+    calls: int = 0  # of ``forward`` for training: ranks out of step notice by it
+    buckets: list[Bucket] = field(default_factory=list)
+    members: list[_Member] = field(default_factory=list)
+    bucket_of: dict[int, int] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
+    """Parameters, by their ids, to whose gradients autograd is adding what is not averaged yet."""
+    current: _Pass | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replica:
         kind, arguments = self.__reduce__()
@@ -133,9 +132,9 @@ class Replica:
 
     def current_pass(self) -> _Pass:
         """Return the backward pass under way."""
-        if self._current is None or not self._current.is_running:
-            self._current = _Pass(self)
-        return self._current
+        if self.current is None or not self.current.is_running:
+            self.current = _Pass(self)
+        return self.current
 
     def begin_pass_at(self, output: torch.Tensor) -> None:
         """Let the pass that meets this output be the one that averages at its end.
@@ -154,10 +153,10 @@ class Replica:
     def before(self, position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Make a gradient ready to be added to, and return what is added, if other."""
         parameter = self.members[position].parameter
-        self._late.add(id(parameter))
-        guard_hooks(parameter, self._late)
-        if self._current is not None and self._current.is_running:
-            self._current.wait_for(self.bucket_of[position])
+        self.late.add(id(parameter))
+        guard_hooks(parameter, self.late)
+        if self.current is not None and self.current.is_running:
+            self.current.wait_for(self.bucket_of[position])
         if self.op == "sum":
             return tuple(g if g is None else g * self.mesh.size for g in gradients)
         return None
@@ -165,7 +164,7 @@ class Replica:
     def after(self, position: int) -> None:
         """Take note of a gradient that is there."""
         member = self.members[position]
-        self._late.discard(id(member.parameter))
+        self.late.discard(id(member.parameter))
         _check_gradient(member)
         member.accumulated = True
         if self.syncing:
@@ -173,7 +172,7 @@ class Replica:
 
     def end(self) -> None:
         """Let the next gradient begin another pass."""
-        self._current = None
+        self.current = None
 
 
 _replicas: Beside[weakref.ref[Replica]] = Beside()

@@ -132,23 +132,14 @@ class Following(Pausing):
         return Following(strict=self._strict)
 
     @contextmanager
-    def running_again(self, is_inside: bool) -> Iterator[None]:
-        """Know that a checkpoint opens such a mode when it runs again what it runs inside."""
+    def running(self, *, is_inside: bool = True, again: bool = False) -> Iterator[None]:
+        """Know that a followed module is under way, or a checkpoint, which runs again by itself."""
         before = self.runs_again, self.is_inside
-        self.runs_again, self.is_inside = True, is_inside
+        self.runs_again, self.is_inside = self.runs_again or again, is_inside
         try:
             yield
         finally:
             self.runs_again, self.is_inside = before
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Know that the outermost followed module is under way."""
-        self.is_inside = True
-        try:
-            yield
-        finally:
-            self.is_inside = False
 
     @skip_frame
     def __torch_function__(
@@ -501,29 +492,14 @@ def watch_checkpoints() -> None:
 
 def _remember(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
     modes = [m for m in function_modes() if isinstance(m, Following) and not m.pauses]
-    again = _Again(function, args, modes)
-    return again if modes or any(again.known) else function
+    insides = [mode.is_inside for mode in modes]
+    all_known = [known_of(x) if isinstance(x, torch.Tensor) else None for x in args]
+    if not modes and not any(all_known):
+        return function
 
-
-class _Again:
-    """A function that opens the modes which were open when a checkpoint first ran it.
-
-    Parameters
-    ----------
-    args
-        The last of these are the function's.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], args: Sequence[Any], modes: list[Following]
-    ) -> None:
-        self._function = function
-        self._modes = [(mode, mode.is_inside) for mode in modes]
-        tensors = [x if isinstance(x, torch.Tensor) else None for x in args]
-        self.known = [None if x is None else known_of(x) for x in tensors]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for x, known in zip(reversed(args), reversed(self.known), strict=False):
+    def again(*args: Any, **kwargs: Any) -> Any:
+        """Open the modes which were open when the checkpoint first ran the function."""
+        for x, known in zip(reversed(args), reversed(all_known), strict=False):
             if known is None or is_placed(x):
                 continue
             if isinstance(known, Placed):
@@ -531,8 +507,10 @@ class _Again:
             else:
                 note(x, known)
         with ExitStack() as stack:
-            are_open = all(mode in function_modes() for mode, _ in self._modes)
-            for mode, is_inside in self._modes:
-                again = mode if are_open else stack.enter_context(mode.anew())
-                stack.enter_context(again.running_again(is_inside))
-            return self._function(*args, **kwargs)
+            are_open = all(mode in function_modes() for mode in modes)
+            for mode, is_inside in zip(modes, insides, strict=True):
+                one = mode if are_open else stack.enter_context(mode.anew())
+                stack.enter_context(one.running(is_inside=is_inside, again=True))
+            return function(*args, **kwargs)
+
+    return again

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from distarray.comm import DeviceMesh, all_gather_checked
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
@@ -20,6 +19,7 @@ from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import (
     check_described_alike,
+    check_ungraded,
     check_usable,
     locate_errors,
     prefix_errors,
@@ -310,14 +310,8 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _check(path: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, UninitializedParameter):
-        raise ArgumentError(f"parameter {path!r} has no shape yet; run the module once beforehand")
     check_usable(path, parameter)
-    if parameter.grad is not None:
-        raise ArgumentError(
-            f"parameter {path!r} has a gradient already, of the full shape; shard before the first "
-            "backward pass, or after zero_grad()"
-        )
+    check_ungraded(path, parameter)
     if parameter.device.type != "meta":
         with prefix_errors(f"parameter {path!r}"):
             check_travels(parameter)

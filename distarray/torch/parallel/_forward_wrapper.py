@@ -137,7 +137,7 @@ def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
                 with contextlib.ExitStack() as stack:
                     mode = modes[-1] if modes else stack.enter_context(Following(strict=False))
                     stack.enter_context(summing_together(module))
-                    stack.enter_context(mode.inside())
+                    stack.enter_context(mode.running())
                     output = forward(*args, **kwargs)
             except BaseException as error:
                 count_failure(error)

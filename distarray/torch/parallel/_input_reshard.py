@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,14 +35,14 @@ from distarray.torch.parallel._style import one_axis
 _NAME = "_distarray_resharding"
 
 
+@dataclass(eq=False)
 class _Resharding:
     """Beside a module: how its activations are cut, and its calls under way, innermost last."""
 
-    def __init__(self, mesh: DeviceMesh, dim: int) -> None:
-        self.mesh = mesh
-        self.dim = dim
-        self.calls = 0
-        self.under_way: list[contextlib.ExitStack] = []
+    mesh: DeviceMesh
+    dim: int
+    calls: int = 0
+    under_way: list[contextlib.ExitStack] = field(default_factory=list)
 
     def __deepcopy__(self, _: dict[int, Any]) -> _Resharding:
         return _Resharding(self.mesh, self.dim)
@@ -148,6 +149,7 @@ def _after(module: nn.Module, _: Any, __: Any) -> None:
 # --- calls ---------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class _Call:
     """One call of a module, during which what torch saves is looked at.
 
@@ -155,13 +157,12 @@ class _Call:
     whole: they are there anyway.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, dim: int, name: str) -> None:
-        self._module = module
-        self._mesh = mesh
-        self._dim = dim
-        self._name = name
-        self._known: dict[int, list[Replicated]] = {}
-        self._cuts = 0
+    module: nn.Module
+    mesh: DeviceMesh
+    dim: int
+    name: str
+    known: dict[int, list[Replicated]] = field(default_factory=dict)
+    cuts: int = 0
 
     def note(self, tensor: torch.Tensor) -> bool:
         """Take a tensor to be replicated, unless it is known to be placed otherwise.
@@ -173,9 +174,9 @@ class _Call:
         if isinstance(tensor, nn.Parameter) or not has_memory(tensor):
             return True
         geometry = Geometry.of(tensor)
-        if not -len(geometry.size) <= self._dim < len(geometry.size) or geometry.repeats:
+        if not -len(geometry.size) <= self.dim < len(geometry.size) or geometry.repeats:
             return True
-        entries = self._known.setdefault(_compat.memory_key(tensor), [])
+        entries = self.known.setdefault(_compat.memory_key(tensor), [])
         if entries and entries[0].memory.expired():
             entries.clear()
         if not any(entry.covers(tensor, geometry) for entry in entries):
@@ -186,7 +187,7 @@ class _Call:
         """Return what is saved of a tensor; None where it is not known to be replicated."""
         if not has_memory(tensor):
             return None
-        entries = self._known.get(_compat.memory_key(tensor))
+        entries = self.known.get(_compat.memory_key(tensor))
         if not entries or entries[0].memory.expired():
             return None
         geometry = Geometry.of(tensor)
@@ -194,10 +195,10 @@ class _Call:
         if known is None or known.memory.cdata in self._own_memory:
             return None
         if known.part is None:
-            self._cuts += 1
+            self.cuts += 1
             size = known.geometry.size
-            layout = Layout(self._mesh, [Shard(self._dim % len(size))], size)
-            known.cut(tensor, layout, Purpose.of(f"tensor {self._cuts} saved in {self._name}"))
+            layout = Layout(self.mesh, [Shard(self.dim % len(size))], size)
+            known.cut(tensor, layout, Purpose.of(f"tensor {self.cuts} saved in {self.name}"))
         return known.save_view(geometry)
 
     @cached_property
@@ -206,14 +207,14 @@ class _Call:
 
         Sharded parameters come and go during a call, and activations would take their place.
         """
-        tensors = (*self._module.parameters(), *self._module.buffers())
+        tensors = (*self.module.parameters(), *self.module.buffers())
         references = (_compat.StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
         return {reference.cdata: reference for reference in references}
 
     def _is_replicated(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor's layout says that it is the same on all ranks of the mesh."""
         placed = own_placed(tensor)
-        over = None if placed is None else placements_over(placed.layout, self._mesh)
+        over = None if placed is None else placements_over(placed.layout, self.mesh)
         return over is not None and all(type(p) is Replicate for p in over)
 
 

@@ -8,15 +8,14 @@ from contextvars import ContextVar
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
-from distarray.comm import DeviceMesh, by_answer, token
-from distarray.errors import ArgumentError, LayoutError, MismatchError
+from distarray.comm import DeviceMesh, token
+from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Layout, Placement
 from distarray.torch._compat import buffers_of, parameters_of
 from distarray.torch._full import digest_of, scatter_from
 from distarray.torch._layouts import Placed, check_mesh, place, placed_of
-from distarray.torch._modules import check_usable, state_of
+from distarray.torch._modules import check_alike, check_ungraded, check_usable, state_of
 from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import block_of, placed_as
 
@@ -103,11 +102,7 @@ def distribute_parameter(
             f"and cannot be {placed.layout} as well; give both modules styles that place it alike"
         )
     if known is None:
-        if parameter.grad is not None:
-            raise ArgumentError(
-                f"parameter {name!r} has a gradient already, of the full shape; parallelize before "
-                "the first backward pass, or after zero_grad()"
-            )
+        check_ungraded(name, parameter)
         block = _agreed_block(parameter, name, mesh, placed)
         forget_graphs(parameter)
         parameter.data = block
@@ -157,10 +152,6 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     """Return a parameter that can be cut, or raise and say why there is none."""
     parameter = getattr(module, name, None)
     kind = type(module).__name__
-    if isinstance(parameter, UninitializedParameter):
-        raise ArgumentError(
-            f"parameter {name!r} of {kind} has no shape yet; run the module once beforehand"
-        )
     if isinstance(parameter, nn.Parameter) and name in parameters_of(module):
         check_usable(name, parameter)
         return parameter
@@ -188,12 +179,8 @@ def _agreed_block(
     comm.agree(token(doing), doing)
     if source is None:
         told = comm.all_gather_object(digest_of(whole))
-        if len(set(told)) > 1:
-            raise MismatchError(
-                f"parameter {name!r} differs between the ranks of {mesh}: digests of it are "
-                f"{by_answer(told, comm.world_ranks)}; start from the same values, or let "
-                "src_data_rank=0 give its own to all"
-            )
+        what = f"parameter {name!r} differs between the ranks of {mesh}: digests of it are"
+        check_alike(what, told, mesh, "start from the same values, or pass src_data_rank=0")
         return block_of(whole, placed).clone(memory_format=torch.contiguous_format)
     rank = mesh.flat_ranks[source]
     return scatter_from(whole if mesh.rank == rank else None, placed, rank, whole)

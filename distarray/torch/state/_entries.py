@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distarray.checkpoint import join_name
-from distarray.comm import DeviceMesh, all_gather_checked, by_answer, list_first
+from distarray.comm import DeviceMesh, all_gather_checked, list_first
 from distarray.core import check_position
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError, StateDictError
 from distarray.layout import Layout, Replicate
@@ -231,12 +231,9 @@ class Holder:
         told = None if self._meshes else describe()
         for mesh in self._meshes:
             said = all_gather_checked(mesh, what, say)
-            if any(other != options for other, _ in said):
-                ranks = mesh.communicator().world_ranks
-                raise MismatchError(
-                    f"{what} got different options on different ranks: "
-                    f"{by_answer([other for other, _ in said], ranks)}; pass the same everywhere"
-                )
+            told_options = [other for other, _ in said]
+            differ = f"{what} got different options on different ranks"
+            _modules.check_alike(differ, told_options, mesh, "pass the same everywhere")
             at = mesh.flat_ranks.index(mesh.rank if self._rank is None else self._rank)
             told = said[at][1]
             if self._rank is None:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from distarray.comm import DeviceMesh, all_gather_checked, by_answer
-from distarray.errors import MismatchError, StateDictError
+from distarray.comm import DeviceMesh, all_gather_checked
+from distarray.errors import StateDictError
 from distarray.torch._layouts import is_sharded, own_placed
+from distarray.torch._modules import check_alike
 from distarray.torch.state._entries import Holder, ModuleState, OptimizerState, receiver_of
 
 
@@ -82,22 +83,17 @@ def optimizer_state_dict(
 
     for one in own.meshes:
         told = all_gather_checked(one, "optimizer_state_dict", describe)
-        world = one.communicator().world_ranks
         states, numbers = zip(*told, strict=True)
-        if any(other != states[0] for other in states):
-            raise MismatchError(
-                "optimizers keep different states on different ranks: "
-                f"{by_answer(states, world)}; make the same steps everywhere"
-            )
+        what = "optimizers keep different states on different ranks"
+        check_alike(what, states, one, "make the same steps everywhere")
         for group in zip(*numbers, strict=False):
             for name in group[0]:
-                values = [str(of_rank.get(name)) for of_rank in group]
-                if len(set(values)) > 1:
-                    raise MismatchError(
-                        f"optimizers have different values of {name!r} on different ranks: "
-                        f"{by_answer(values, world)}, so that each steps by its own; let schedules "
-                        "follow what all ranks have, such as the loss of all of them"
-                    )
+                what = f"optimizers have different values of {name!r} on different ranks"
+                remedy = (
+                    "each would step by its own: let schedules follow what all ranks have, such as "
+                    "the loss of all of them"
+                )
+                check_alike(what, [str(of_rank.get(name)) for of_rank in group], one, remedy)
     state: dict[str, Any] = {}
     for _, name, key, entry in kept.entries():
         whole = receiver.gather(entry, cpu=cpu)
