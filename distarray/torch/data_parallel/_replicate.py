@@ -83,11 +83,9 @@ def replicate(
 
     A bucket is hidden behind what the backward pass still has to do once its gradients are there,
     so that the last large one is not: smaller buckets leave less of it, larger ones wait less often
-    for the others. What is hidden is waiting, for other nodes or for a device; where ranks share
-    memory, packing and adding up is work of the same cores, and is hidden only behind cores that
-    have nothing else to do. Measured on two ranks with a core each and a delay that stands for a
-    link of 1 GB/s: of 50 MB of gradients buckets of 25 MiB left 45 ms after the pass, those of
-    10 MiB 27 ms; smaller ones gained no more. Without the delay it was 18 and 8 ms.
+    for the others. On two ranks with a core each and a delay that stands for a link of 1 GB/s,
+    buckets of 25 MiB of 50 MB left 45 ms after the pass, those of 10 MiB 27 ms; smaller ones gained
+    no more.
 
     Batch normalization takes the statistics of its rank's own part of the batch. The running ones
     are those of the first rank in every call; after it they differ between the ranks until the

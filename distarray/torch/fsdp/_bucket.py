@@ -81,13 +81,18 @@ class Bucket:
 
     def gather(self, what: str) -> Handle:
         """Start to gather the unsharded parameters (collective); `arrive` takes what comes."""
-        self._drop_stale_piece()
+        # Outside of backward values may have been written through ``data``, which nothing counts.
+        if not self.is_current or not _compat.is_going_backward():
+            self._piece = None
         self._versions = tuple(m.version for m in self.members)
         if self._piece is not None:
             assert self._smaller is not None  # that keeps the piece
             gather = self._gathering_pieces(self._piece, what)
             return run_in_background(gather, alone=self._smaller.size == 1)
         self._repack()
+        return self._gather_blocks(what)
+
+    def _gather_blocks(self, what: str) -> Handle:
         source = buffer_of(self._wire_form())
         if self.packed.is_flat:  # what this rank has is everything
             return run_now(lambda _: source)
@@ -96,12 +101,6 @@ class Bucket:
             lambda behind: self.packed.gather(source, purpose, background=behind),
             alone=self.packed.is_alone,
         )
-
-    def _drop_stale_piece(self) -> None:
-        """Let go of what is kept among a smaller group, unless its values are those of now."""
-        # Outside of backward values may have been written through ``data``, which nothing counts.
-        if not self.is_current or not _compat.is_going_backward():
-            self._piece = None
 
     def arrive(self, buffer: Buffer) -> None:
         """Take a full buffer."""
@@ -199,14 +198,9 @@ class ExtendedBucket(Bucket):
     _forms: tuple[_Form, ...] | None = None
     _instead: torch.Tensor | None = None
 
-    def gather(self, what: str) -> Handle:
+    def _gather_blocks(self, what: str) -> Handle:
         """Start to gather what the blocks have been turned into."""
-        self._drop_stale_piece()
-        if self._piece is not None:
-            return super().gather(what)
-        self._versions = tuple(m.version for m in self.members)
         (member,) = self.members
-        self._repack()
         travelling = self._check_travelling(member.extension[0](member.parameter.detach()))
         form: _Form = tuple((tuple(t.shape), t.dtype) for t in travelling)
         sent = [bytes_of(t).cpu().numpy() for t in travelling]

@@ -9,7 +9,6 @@ to read parameters of modules while autograd records, which nothing else does in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,6 @@ def watch_modules(group: Group) -> None:
     for module in {id(module): module for module, _ in slots}.values():
         module.register_forward_pre_hook(refuse, prepend=True)
         module.register_load_state_dict_pre_hook(load)
-        module.register_load_state_dict_pre_hook(_explain)
     for module, name in slots:
         parameters: Any = parameters_of(module)
         if type(parameters) is not _Parameters:
@@ -88,28 +86,25 @@ class _Refuse:
 
 
 class _Load:
-    """A hook before loading: what is loaded goes into shards."""
+    """A hook before loading: what is loaded goes into shards, and what loads whole tensors is said.
+
+    That is before torch names the shapes that differ.
+    """
 
     def __init__(self, group: Group | None) -> None:
         self._group = None if group is None else weakref.ref(group)
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, module: nn.Module, state: Any, prefix: str, *rest: Any) -> None:
         group = None if self._group is None else self._group()
         if group is not None:
             group.hold_shards()
+        for name, own in module.named_parameters(recurse=False):
+            given = state.get(prefix + name)
+            if own in shards and isinstance(given, torch.Tensor) and given.shape != own.shape:
+                explain(rest[-1])
 
     def __reduce__(self) -> Any:
         return _Load, (None,)  # copies of a part are not sharded
-
-
-def _explain(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-    """Say, before torch names the shapes that differ, what loads whole tensors."""
-    messages: list[str] = rest[-1]
-    for name, own in module.named_parameters(recurse=False):
-        given = state.get(prefix + name)
-        if own in shards and isinstance(given, torch.Tensor) and given.shape != own.shape:
-            explain(messages)
-            return
 
 
 class _Parameters(dict[str, Any]):

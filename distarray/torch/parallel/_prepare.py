@@ -97,14 +97,8 @@ class PrepareModuleInput(ParallelStyle):
         use_local_output: bool = False,
     ) -> None:
         del use_local_output
-        _check_both(
-            input_layouts, desired_input_layouts, ("input_layouts", "desired_input_layouts")
-        )
-        _check_both(
-            input_kwarg_layouts,
-            desired_input_kwarg_layouts,
-            ("input_kwarg_layouts", "desired_input_kwarg_layouts"),
-        )
+        _check_both(input_layouts, desired_input_layouts, "input_layouts")
+        _check_both(input_kwarg_layouts, desired_input_kwarg_layouts, "input_kwarg_layouts")
         self.input_layouts = input_layouts
         self.desired_input_layouts = desired_input_layouts
         self.input_kwarg_layouts = dict(input_kwarg_layouts or {})
@@ -127,24 +121,17 @@ class PrepareModuleInput(ParallelStyle):
                     f"arguments, but forward was called with {len(args)}; give one entry for each, "
                     "None for what is left alone, and input_kwarg_layouts for keyword arguments"
                 )
-            by_position = [
-                _check_tensors(*values, f"input {i}", mesh, "input_layouts")
-                for i, values in enumerate(zip(args, given, wanted, strict=True))
-            ]
-            arriving, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
-            by_name = {
-                name: _check_tensors(
-                    value,
-                    arriving.get(name),
-                    desired.get(name),
-                    f"input {name!r}",
-                    mesh,
-                    "input_kwarg_layouts",
-                )
-                for name, value in kwargs.items()
-            }
-            moved = {name: bring() for name, bring in by_name.items()}
-            return tuple(bring() for bring in by_position), moved
+            layouts: dict[Any, Any] = dict(enumerate(zip(given, wanted, strict=True)))
+            for name, layout in self.input_kwarg_layouts.items():
+                layouts[name] = layout, self.desired_input_kwarg_layouts[name]
+            values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+            checked = {}
+            for key, value in values.items():
+                keyword = "input_layouts" if isinstance(key, int) else "input_kwarg_layouts"
+                both: tuple[Any, Any] = layouts.get(key, (None, None))
+                checked[key] = _check_tensors(value, *both, f"input {key!r}", mesh, keyword)
+            moved = {key: bring() for key, bring in checked.items()}
+            return tuple(map(moved.get, range(len(args)))), {name: moved[name] for name in kwargs}
 
         self.on_input(module, prepare)
         extend(module, arounds=keep_shards)
@@ -181,9 +168,7 @@ class PrepareModuleOutput(ParallelStyle):
         self, *, output_layouts: Any, desired_output_layouts: Any, use_local_output: bool = True
     ) -> None:
         del use_local_output
-        _check_both(
-            output_layouts, desired_output_layouts, ("output_layouts", "desired_output_layouts")
-        )
+        _check_both(output_layouts, desired_output_layouts, "output_layouts")
         self.output_layouts = output_layouts
         self.desired_output_layouts = desired_output_layouts
 
@@ -274,15 +259,13 @@ class PrepareModuleInputOutput(ParallelStyle):
 # --- layouts -------------------------------------------------------------------------------------
 
 
-def _check_both(given: Any, wanted: Any, names: tuple[str, str]) -> None:
+def _check_both(given: Any, wanted: Any, name: str) -> None:
     """Raise unless both are given and have the same form, or neither is."""
-    if given is None and wanted is None:
-        return
-    if given is None or wanted is None:
+    if (given is None) != (wanted is None):
         raise ArgumentError(
-            f"{names[0]}={given!r} and {names[1]}={wanted!r}: pass both, or neither"
+            f"{name}={given!r} and desired_{name}={wanted!r}: pass both, or neither"
         )
-    _check_alike(given, wanted, names)
+    _check_alike(given, wanted, name)
 
 
 def _check_names(module: nn.Module, layouts: Mapping[str, Any]) -> None:
@@ -299,23 +282,22 @@ def _check_names(module: nn.Module, layouts: Mapping[str, Any]) -> None:
             )
 
 
-def _check_alike(given: Any, wanted: Any, names: tuple[str, str], where: str = "") -> None:
+def _check_alike(given: Any, wanted: Any, name: str) -> None:
     """Raise unless layouts and the desired ones have the same form."""
     if wanted is None:
         return
     if given is None:
         raise ArgumentError(
-            f"{names[1]}{where} is {wanted!r}, but {names[0]}{where} is None: say how the tensor "
-            "arrives, too"
+            f"desired_{name} is {wanted!r}, but {name} is None: say how the tensor arrives, too"
         )
     parts, others = _layouts_of_parts(given), _layouts_of_parts(wanted)
     if isinstance(given, Placement) != isinstance(wanted, Placement) or set(parts) != set(others):
         raise ArgumentError(
-            f"{names[0]}{where} and {names[1]}{where} must have the same form, with one entry for "
-            f"each tensor or None; they are {given!r} and {wanted!r}"
+            f"{name} and desired_{name} must have the same form, with one entry for each tensor or "
+            f"None; they are {given!r} and {wanted!r}"
         )
     for key, part in parts.items():
-        _check_alike(part, others[key], names, f"{where}[{key!r}]")
+        _check_alike(part, others[key], f"{name}[{key!r}]")
 
 
 def _list_entries(layouts: Any, mesh: DeviceMesh) -> tuple[Any, ...]:
@@ -369,12 +351,10 @@ def _check_tensors(
         )
     _check_form(parts, given, where)
     given, wanted = _layouts_of_parts(given), _layouts_of_parts(wanted)
-    checked = {
-        key: _check_tensors(
-            part, given.get(key), wanted.get(key), f"{where}[{key!r}]", mesh, keyword
-        )
-        for key, part in parts.items()
-    }
+    checked = {}
+    for key, part in parts.items():
+        layouts = given.get(key), wanted.get(key)
+        checked[key] = _check_tensors(part, *layouts, f"{where}[{key!r}]", mesh, keyword)
 
     def bring() -> Any:
         moved = {key: bring_part() for key, bring_part in checked.items()}

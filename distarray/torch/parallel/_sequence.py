@@ -99,8 +99,7 @@ class SequenceParallel(ParallelStyle):
             if not isinstance(x, torch.Tensor):
                 return forward(*args, **kwargs)
             merged = self._check_input(module, x)
-            x = self._shard(mesh, x)
-            layout = self._layout(x, mesh)
+            x, layout = self._shard(mesh, x)
             if merged is not None:
                 output: Any = normalize(module, x, mesh, *merged)
             elif isinstance(module, DROPOUTS) and module.training and module.p > 0:
@@ -126,33 +125,26 @@ class SequenceParallel(ParallelStyle):
             )
         return check_axis(module, self.sequence_dim % x.ndim, x.ndim)
 
-    def _shard(self, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's shard of an input."""
+    def _shard(self, mesh: DeviceMesh, x: torch.Tensor) -> tuple[torch.Tensor, Layout]:
+        """Return this rank's shard of an input, and its layout; collective if that is not known."""
         placed = find_placed(x, mesh)
         own = None if placed is None else _axis_of(placed.layout, mesh)
-        if placed is None or own is None:
-            return x
-        known = placed.layout
         axis = self.sequence_dim % x.ndim
+        if placed is None or own is None:
+            return x, layout_from(x, mesh, [Shard(axis)])
+        known = placed.layout
         wanted = known.replace(
             placements=[Shard(axis) if i == own else p for i, p in enumerate(known.placements)]
         )
         if wanted.placements == known.placements:
-            return x
+            return x, known
         if placed.parts:
             raise LayoutError(
                 f"its input {known} has features of {len(placed.parts)} parts, each cut by itself, "
                 f"and cannot be cut along axis {axis} instead; pass "
                 f"output_layouts={Shard(axis)!r} to the style that it comes from"
             )
-        return move(x, *routes_between(known, wanted))
-
-    def _layout(self, x: torch.Tensor, mesh: DeviceMesh) -> Layout:
-        """Return the layout of a shard; collective where it is not known."""
-        placed = find_placed(x, mesh)
-        if placed is not None and _axis_of(placed.layout, mesh) is not None:
-            return placed.layout
-        return layout_from(x, mesh, [Shard(self.sequence_dim % x.ndim)])
+        return move(x, *routes_between(known, wanted)), wanted
 
 
 def _place_output(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -256,11 +256,16 @@ class Holder:
         dtype: torch.dtype,
         placed: Placed | None,
         device: Any,
+        copied: bool,
     ) -> torch.Tensor:
-        """Return this rank's part of a whole tensor (collective where one rank has it)."""
+        """Return this rank's part of a whole tensor (collective where one rank has it).
+
+        That is of memory of its own, unless it is not ``copied``, where all ranks have the whole.
+        """
         if self._rank is None:
             assert given is not None
-            return given if placed is None else block_of(given.detach(), placed)
+            part = given.detach() if placed is None else block_of(given.detach(), placed)
+            return part.clone(memory_format=torch.contiguous_format) if copied else part
         if placed is None:
             placed = Placed(Layout(self._mesh, [Replicate()] * self._mesh.ndim, shape))
         like = torch.empty(0, dtype=dtype, device=device)

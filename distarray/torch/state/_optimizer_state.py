@@ -231,5 +231,4 @@ def _take(
     if placed is None or told.shape != placed.layout.shape or not told.shape:
         placed = None
     device = parameter.device if told.shape else "cpu"
-    part = source.scatter(given, told.shape, told.dtype, placed, device).detach()
-    return part if source.is_one else part.clone(memory_format=torch.contiguous_format)
+    return source.scatter(given, told.shape, told.dtype, placed, device, copied=True).detach()

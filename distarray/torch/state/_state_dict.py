@@ -271,10 +271,7 @@ def _take(
     if not source.is_one and (placed is None or tuple(value.shape) == shape):
         return given
     device = "cpu" if value.device.type == "meta" else value.device
-    part = source.scatter(given, shape, dtype, placed, device)
-    if copied and not source.is_one:
-        return part.clone(memory_format=torch.contiguous_format)
-    return part
+    return source.scatter(given, shape, dtype, placed, device, copied)
 
 
 def _find_tied(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
