@@ -1659,8 +1659,8 @@ MUTANTS = (
     Mutant(
         "words of the next rank are looked up, too",
         "torch/parallel/layers/_embedding.py",
-        "return (words >= start) & (words < stop)",
-        "return (words >= start - (start > 0)) & (words < stop)",
+        "here = (words >= start) & (words < stop)\n        vectors",
+        "here = (words >= start - (start > 0)) & (words < stop)\n        vectors",
         ("torch/parallel/layers/test_vocabulary.py",),
     ),
     Mutant(
@@ -1758,8 +1758,8 @@ MUTANTS = (
     Mutant(
         "one state is kept of ranks that differ",
         "torch/_random.py",
-        "        if name not in names\n    )",
-        "        if name in names or True\n    )",
+        "_place(mesh, [name for name in mesh.axis_names if name not in names])",
+        "_place(mesh, mesh.axis_names)",
         ("mpi/torch/test_sequence.py::test_random_state_differs_along_chosen_axes",),
         2,
     ),

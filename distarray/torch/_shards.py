@@ -63,7 +63,7 @@ def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     coordinate = layout.mesh.coordinate
     assert coordinate is not None
     count = layout.mesh.shape[cutting[0]]
-    return take_parts(full, parts, units, count, coordinate[cutting[0]], axis)
+    return _join(full, order(parts, units, count)[coordinate[cutting[0]]], axis)
 
 
 def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
@@ -146,18 +146,6 @@ def boundaries(parts: tuple[int, ...], units: tuple[int, ...], count: int) -> tu
     """Return where the ranks' blocks begin and end in the order by ranks."""
     lengths = (sum(one.stop - one.start for one in own) for own in order(parts, units, count))
     return tuple(accumulate(lengths, initial=0))
-
-
-def take_parts(
-    full: torch.Tensor,
-    parts: tuple[int, ...],
-    units: tuple[int, ...],
-    count: int,
-    rank: int,
-    axis: int,
-) -> torch.Tensor:
-    """Return a rank's items of a tensor in the order by parts."""
-    return _join(full, order(parts, units, count)[rank], axis)
 
 
 def order_by_ranks(

@@ -75,7 +75,8 @@ def label_axes(
             letters, result = _EQUATIONS["mv"]
         if name == "__rmatmul__":
             letters = letters[::-1]
-        if name == "scaled_dot_product_attention" and _is_causal(args, kwargs):
+        is_causal = args[5] if len(args) > 5 else kwargs.get("is_causal")
+        if name == "scaled_dot_product_attention" and is_causal:
             letters, result = _CAUSAL
     found = [
         (x, one) for x, one in zip(operands, letters, strict=False) if isinstance(x, torch.Tensor)
@@ -137,10 +138,6 @@ def _outer(
         letters[0][i] = letters[1][j] = chr(ord("a") + k)
     result = "".join(x for one in letters for x in one if ord(x) >= 0x100)
     return tuple("".join(one) for one in letters), result
-
-
-def _is_causal(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return bool(args[5] if len(args) > 5 else kwargs.get("is_causal", False))
 
 
 # --- views ----------------------------------------------------------------------------------------

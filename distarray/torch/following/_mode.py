@@ -42,7 +42,7 @@ from distarray.torch._layouts import (
     place,
 )
 from distarray.torch._opaque import Pausing, disable_compile
-from distarray.torch.following._axes import PRODUCTS, Axes, single_axes
+from distarray.torch.following._axes import PRODUCTS, single_axes
 from distarray.torch.following._gradients import RESIZING, derive, place_beside, sum_gradients
 from distarray.torch.following._operands import (
     Operand,
@@ -237,7 +237,7 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
     follows = None if losing or call.is_of_weights else call.rule.follows
     if losing is None and _layout(known[0]).is_replicated:
         sized = call.name.endswith("_like") or call.name in RESIZING
-        follows = None if sized else _everywhere
+        follows = None if sized else lambda _: {}  # all ranks have it
     if follows is not None and not _are_cut_alike(call, known):
         follows = None
     is_certain = losing is None and call.rule.follows is not None and not call.is_of_weights
@@ -280,11 +280,6 @@ def _tell_base(call: Call) -> None:
         note(base, known)
     elif isinstance(known, Derived) and before is None:
         note(base, Derived(known.source))
-
-
-def _everywhere(_: Case) -> Axes:
-    """Follow what is computed from what all ranks have."""
-    return {}
 
 
 def _followed_to(call: Call, follows: Follows, source: Operand, x: torch.Tensor) -> Placed | None:

@@ -536,8 +536,9 @@ def _beside_worked(case: Case) -> Axes | None:
     worked = None if rule.works is None else rule.works(case.call, source)
     if worked is None or worked & set(case.cut) or not _is_first(case):
         return None
-    if rule.name.startswith(_PAIRING) and not _paired(case):
-        return None
+    pairs = rule.name.startswith(_PAIRING) and case.cut  # with indices, which must be cut alike:
+    if pairs and not all(one.is_cut for one in case.call.operands):
+        return None  # along other axes than theirs these pick from where they are themselves
     if result.ndim == source.ndim - len(worked) < source.ndim:
         return {axis: axis - sum(one < axis for one in worked) for axis in case.cut}
     return case.kept if result.ndim == source.ndim else None
@@ -561,14 +562,6 @@ def _of_levels(case: Case) -> Axes | None:
     """Follow a function beside an axis in front for each level, where there are several."""
     levels = case.call.told(1, "q")
     return None if isinstance(levels, torch.Tensor) and levels.ndim else _beside_worked(case)
-
-
-def _paired(case: Case) -> bool:
-    """Tell whether all operands of a function with indices are cut, which then are so alike.
-
-    Along other axes than theirs, indices pick from where they are themselves.
-    """
-    return all(one.is_cut for one in case.call.operands) or not case.cut
 
 
 def _kept(case: Case) -> Axes | None:

@@ -50,36 +50,8 @@ def trace_unsharded(group: Group, shards: Sequence[torch.Tensor]) -> list[torch.
     return group.view_unsharded()
 
 
-_gathered: dict[int, tuple[weakref.ref[Group], weakref.ref[Bucket]]] = {}
-"""The memory of all unsharded parameters that are there, of this process."""
-
-
-def note_memory(group: Group, bucket: Bucket) -> None:
-    """Take note of unsharded parameters that are there."""
-    _gathered[_memory_of(bucket)] = weakref.ref(group), weakref.ref(bucket)
-
-
-def forget_memory(bucket: Bucket) -> None:
-    """Forget unsharded parameters that are about to go."""
-    _gathered.pop(_memory_of(bucket), None)
-
-
-def _find(tensor: torch.Tensor) -> tuple[Group, Bucket] | None:
-    """Return which unsharded parameters a tensor is a view of; None for other tensors."""
-    key = _compat.memory_key(tensor)
-    references = _gathered.get(key)
-    if references is None:
-        return None
-    group, bucket = references[0](), references[1]()
-    if group is None or bucket is None:  # the module is gone, and the memory somebody else's
-        del _gathered[key]
-        return None
-    return group, bucket
-
-
-def _memory_of(bucket: Bucket) -> int:
-    assert bucket.full is not None  # it is there
-    return _compat.memory_key(bucket.full)
+gathered: weakref.WeakValueDictionary[int, Bucket] = weakref.WeakValueDictionary()
+"""Those that are there, of this process, by the key of their memory."""
 
 
 class _Saved(NamedTuple):
@@ -106,9 +78,9 @@ def view_of_unsharded(tensor: torch.Tensor) -> _Saved | None:
     """Return where a view of a whole is; None for other tensors."""
     if tensor.layout is not torch.strided:
         return None
-    found = _find(tensor)
-    if found is None:
+    bucket = gathered.get(_compat.memory_key(tensor))
+    group = None if bucket is None else bucket.group()
+    if bucket is None or group is None:
         return None
-    group, bucket = found
     geometry = Geometry.of(tensor)
     return _Saved(group, bucket, tensor.dtype, geometry, *bucket.find_member(geometry.offset))

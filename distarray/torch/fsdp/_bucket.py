@@ -40,12 +40,14 @@ class Bucket:
         self,
         members: Sequence[ShardedParameter],
         dtype: torch.dtype,
+        group: Any,
         mesh: DeviceMesh,
         smaller: DeviceMesh | None,
         device: torch.device,
         pinned: bool,
     ) -> None:
         self.members = list(members)
+        self.group = group  # a weak reference
         self.packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
         self._dtype = dtype
         self._device = device

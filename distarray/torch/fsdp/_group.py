@@ -6,6 +6,7 @@ the forward pass what is kept may be the shard of a smaller group of ranks.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import nn
 from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ModifiedError
 from distarray.redistribute import Handle
-from distarray.torch._compat import is_going_backward, version
-from distarray.torch.fsdp._autograd import forget_memory, note_memory, trace_unsharded
+from distarray.torch._compat import is_going_backward, memory_key, version
+from distarray.torch.fsdp._autograd import gathered, trace_unsharded
 from distarray.torch.fsdp._bucket import Bucket, ExtendedBucket, PostAllGather, PreAllGather
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._gradients import GradientReducer
@@ -123,7 +124,7 @@ class Group:
         self._handles = None
         for bucket, handle in zip(self._buckets, handles, strict=True):
             bucket.arrive(handle.wait())
-            note_memory(self, bucket)
+            gathered[memory_key(bucket.full)] = bucket  # type: ignore[arg-type]
         self.is_unsharded = True
         if self._traced is not None and self._emptied:
             for traced, whole in zip(self._traced, self.view_unsharded(), strict=True):
@@ -140,7 +141,7 @@ class Group:
             return
         self.hold_shards()
         for bucket in self._buckets:
-            forget_memory(bucket)
+            gathered.pop(memory_key(bucket.full), None)  # type: ignore[arg-type]
             bucket.drop(keep_piece=after_forward)
         self.is_unsharded = False
         if self._traced is None:
@@ -188,7 +189,7 @@ class Group:
             pinned = offload.pin_memory and self.device.type == "cuda"
         else:
             self.device = self.members[0].parameter.device  # where the module has been moved to
-        how = self.mesh, self._smaller, self.device, pinned
+        how = weakref.ref(self), self.mesh, self._smaller, self.device, pinned
         return [
             (Bucket if own is None else ExtendedBucket)(found, self.policy.dtype_of(dtype), *how)
             for (own, dtype), found in kinds.items()

@@ -131,7 +131,8 @@ def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
             if wrapping.follows or function_mode_depth():
                 function = partial(_seen_inside, function)
             forward = partial(function, module, forward)
-        modes = _following_modes() if wrapping.follows else []
+        modes = function_modes() if wrapping.follows else []
+        modes = [mode for mode in modes if isinstance(mode, Following)]
         if wrapping.follows and not any(mode.is_inside for mode in modes):
             try:
                 with contextlib.ExitStack() as stack:
@@ -152,10 +153,6 @@ def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
         if own:
             parameters_of(module).update(own)
     return _leave(module, wrapping, output) if wrapping.outputs else output
-
-
-def _following_modes() -> list[Following]:
-    return [mode for mode in function_modes() if isinstance(mode, Following)]
 
 
 @skip_compile

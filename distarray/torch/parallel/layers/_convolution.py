@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
+from torch.nn import functional
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError
@@ -57,7 +57,7 @@ def cut_groups(
         empty = {"weight": 0} if transposed else {"weight": 0, "bias": 0}
         fill_empty(style, module, empty, inputs=axis, outputs=axis, width=width)
         if transposed and module.bias is not None:
-            style.substitute(module, lambda m: {"bias": _whole_group(m.bias, per_output)})
+            style.substitute(module, lambda m: {"bias": functional.pad(m.bias, (0, per_output))})
     style.on_output(module, lambda _, y: leaving.leave(y, target, axis))
 
 
@@ -78,7 +78,3 @@ def _groups_together(style: Any, module: Any, per_group: int) -> int:
             "leave it out"
         )
     return int(unit // per_group)
-
-
-def _whole_group(bias: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.cat([bias, bias.new_zeros(size)])
