@@ -485,3 +485,34 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_transformers_train_and_write_as_in_one_process(name, ranks):
     compare(ranks, model_of(name, **MODELS[name]), train_and_generate)
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["replicated", "fully sharded"])
+@pytest.mark.parametrize("name", ["Qwen3", "Gemma3", "Mixtral", "DeepseekV3"])
+def test_models_of_transformers_train_in_groups_that_have_words_of_their_own(name, shards):
+    model = model_of(name, **MODELS[name])
+    expected = train(copy.deepcopy(model))
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        twin = copy.deepcopy(model)
+        for p in twin.parameters():
+            p.data += mesh.rank  # all take those of the first
+        dt.parallelize_module(twin, mesh["tp"], dt.plan_of(twin))
+        for layer in twin.model.layers if shards else ():
+            dt.fully_shard(layer, mesh["dp"])
+        (dt.fully_shard if shards else dt.replicate)(twin, mesh["dp"])
+        group = mesh["dp"].coordinate[0]
+        found = train(twin, WORDS[group : group + 1])
+        assert found.keys() == expected.keys()
+        gradients = [x for key, x in expected.items() if key.startswith("gradient")]
+        for key, x in expected.items():
+            own = found[key]
+            if key.startswith("logits"):
+                x = x[group : group + 1]
+            elif key.startswith("loss"):
+                own = dt.redistribute(own, mesh["dp"], [da.Partial("avg")], [da.Replicate()])
+            terms = gradients if key.startswith("gradient") else ()
+            assert_close(own, x, terms, tolerance=1e-5, what=key)
+
+    simulate(4, program, timeout=100)
