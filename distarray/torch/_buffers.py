@@ -17,6 +17,7 @@ import torch
 
 from distarray.comm import BFLOAT16, _backend, _memory, is_bfloat16
 from distarray.comm.cuda import _device, followers
+from distarray.core import digest
 from distarray.errors import ArgumentTypeError, DTypeError
 from distarray.typing import Buffer
 
@@ -84,6 +85,11 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor's items, in C order, where it is."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return what tells a tensor's values, by their bits, from all others."""
+    return digest(bytes_of(tensor).cpu().numpy())
 
 
 def wire_dtype(dtype: torch.dtype) -> np.dtype[Any]:

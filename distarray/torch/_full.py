@@ -13,7 +13,7 @@ import torch
 from distarray.array import DistArray
 from distarray.checkpoint import box_view
 from distarray.comm import DeviceMesh, _backend, all_gather_checked
-from distarray.core import check_position, choose_placements, digest, lift, new_array
+from distarray.core import check_position, choose_placements, lift, new_array
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -24,7 +24,7 @@ from distarray.errors import (
 from distarray.layout import Layout, Placement, Replicate
 from distarray.redistribute import gather_to
 from distarray.redistribute import scatter_from as scatter_blocks
-from distarray.torch._buffers import buffer_of, bytes_of, check_travels, tensor_of
+from distarray.torch._buffers import buffer_of, check_travels, digest_of, tensor_of
 from distarray.torch._layouts import Placed, check_mesh, place, placed_of
 from distarray.torch._modules import check_alike
 from distarray.torch._moves import move
@@ -236,11 +236,6 @@ def to_torch(array: DistArray) -> torch.Tensor:
         ) from None
     place(result, array.layout)
     return result
-
-
-def digest_of(tensor: torch.Tensor) -> str:
-    """Return what tells a tensor's values, by their bits, from all others."""
-    return digest(bytes_of(tensor).cpu().numpy())
 
 
 # --- between the ranks of a mesh -----------------------------------------------------------------

@@ -161,6 +161,16 @@ def _check_computed(module: nn.Module, name: str) -> None:
         )
 
 
+def list_holders(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return which modules inside hold each parameter, and under which names."""
+    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    for child in module.modules():
+        for name, parameter in parameters_of(child).items():
+            if parameter is not None:
+                found.setdefault(id(parameter), []).append((child, name))
+    return list(found.values())
+
+
 def check_usable(name: str, parameter: torch.Tensor) -> None:
     """Raise for a parameter that cannot be cut: without a shape, or made in the inference mode.
 

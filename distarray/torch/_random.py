@@ -24,6 +24,7 @@ import torch
 
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
+from distarray.torch._buffers import digest_of
 from distarray.torch._layouts import check_mesh
 
 _generator: ContextVar[torch.Generator | None] = ContextVar("source of keys", default=None)
@@ -184,13 +185,12 @@ def get_random_state(mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> d
     own: dict[str, torch.Tensor] = {"cpu": read_state()}
     if torch.cuda.is_initialized():
         own["cuda"] = read_state(device="cuda")
-    digest = hashlib.blake2b(own["cpu"].numpy().tobytes(), digest_size=8).hexdigest()
     place = _place(mesh, names)
     first = not any(_place(mesh, [name for name in mesh.axis_names if name not in names]))
     kept = {kind: state.numpy().tobytes() for kind, state in own.items()} if first else None
     states: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
     digests: dict[tuple[int, ...], str] = {}
-    told = mesh.communicator().all_gather_object((place, digest, kept))
+    told = mesh.communicator().all_gather_object((place, digest_of(own["cpu"]), kept))
     for rank, (where, digest, found) in enumerate(told):
         if digests.setdefault(where, digest) != digest:
             raise MismatchError(

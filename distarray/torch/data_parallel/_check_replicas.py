@@ -13,7 +13,7 @@ from distarray.core import group_by_answer
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.layout import Layout, Shard
 from distarray.torch import _modules
-from distarray.torch._full import digest_of
+from distarray.torch._buffers import digest_of
 from distarray.torch._layouts import placed_of
 from distarray.torch._moves import check_mesh
 from distarray.torch._shards import shards

@@ -243,13 +243,11 @@ def _check_modules(given: Any) -> list[nn.Module]:
     for one in modules:
         if not isinstance(one, nn.Module):
             raise ArgumentTypeError(f"expected torch modules, not {type(one).__name__}")
-        if state_beside(one) is not None:
-            with locate_errors(one):
+        contains = isinstance(one, _CONTAINERS) and type(one).forward is nn.Module.forward
+        with locate_errors(one):
+            if state_beside(one) is not None:
                 raise LayoutError("fully_shard was applied to it before; apply it once")
-        if type(one) is nn.Module or (
-            isinstance(one, _CONTAINERS) and type(one).forward is nn.Module.forward
-        ):
-            with locate_errors(one):
+            if contains or type(one) is nn.Module:
                 raise ArgumentError(
                     "it has no forward, so that no call of it would gather the parameters: "
                     "fully_shard each module in it, or all of them as a list, or the module that "

@@ -18,6 +18,7 @@ from distarray.layout import Layout, chunk
 from distarray.torch._layouts import check_mesh, is_sharded, placed_of
 from distarray.torch._modules import (
     check_described_alike,
+    list_holders,
     locate_errors,
     state_of,
     watch_replacements,
@@ -247,10 +248,8 @@ def _check_shared(module: nn.Module) -> None:
 
     Modules that share one go on doing so when they are converted.
     """
-    holders: dict[int, list[nn.Module]] = {}
     for name, child in module.named_modules():
         for key, parameter in child.named_parameters(recurse=False):
-            holders.setdefault(id(parameter), []).append(child)
             placed = placed_of(parameter)
             if placed is None or not is_sharded(placed.layout):
                 continue
@@ -260,8 +259,8 @@ def _check_shared(module: nn.Module) -> None:
                     f"{key!r}, which is placed as {placed.layout}, but has no style in the plan; "
                     "give it one that places the parameter alike"
                 )
-    for several in holders.values():
-        for child in several[1:] and several:
+    for holders in list_holders(module):
+        for child, _ in holders[1:] and holders:
             watch_replacements(child)
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from distarray.comm import DeviceMesh, token
 from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Layout, Placement
+from distarray.torch._buffers import digest_of
 from distarray.torch._compat import buffers_of, parameters_of
-from distarray.torch._full import digest_of, scatter_from
+from distarray.torch._full import scatter_from
 from distarray.torch._layouts import Placed, check_mesh, place, placed_of
 from distarray.torch._modules import check_alike, check_ungraded, check_usable, state_of
 from distarray.torch._shard_records import note_placed

@@ -171,7 +171,7 @@ def load_state_dict(
 
     told = source.agree("load_state_dict", {"strict": strict, "assign": assign}, describe, names)
     keys = _compare(own, told, strict, whole=source.is_one)
-    tied = _find_tied(module)
+    tied = [holders for holders in _modules.list_holders(module) if len(holders) > 1]
     for prefix, child in module.named_modules():
         start = f"{prefix}." if prefix else ""
         values = {
@@ -272,13 +272,3 @@ def _take(
         return given
     device = "cpu" if value.device.type == "meta" else value.device
     return source.scatter(given, shape, dtype, placed, device, copied)
-
-
-def _find_tied(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Return under which names each parameter is, where these are several."""
-    groups: dict[int, list[tuple[nn.Module, str]]] = {}
-    for child in module.modules():
-        for name, parameter in _compat.parameters_of(child).items():
-            if parameter is not None:
-                groups.setdefault(id(parameter), []).append((child, name))
-    return [group for group in groups.values() if len(group) > 1]

@@ -11,7 +11,6 @@ seed, on any number of ranks. There is no other place to notice: plain tensors r
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, Final
@@ -21,6 +20,7 @@ from torch import nn
 
 from distarray.comm import token
 from distarray.errors import ArgumentError
+from distarray.torch._buffers import digest_of
 from distarray.torch._compat import FANS, base_of, function_mode_depth, is_wrapped
 from distarray.torch._layouts import Placed, all_placed, is_sharded, own_placed
 from distarray.torch._random import read_state
@@ -113,10 +113,9 @@ def _check(name: str, tensor: torch.Tensor, placed: Placed, others: list[Any]) -
             "dt.distribute_tensor makes of a whole tensor"
         )
     state = read_state(generator, tensor.device if tensor.is_cuda else None)
-    digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=4).hexdigest()
     doing = (
-        f"{name} of a parameter {placed.layout} by random numbers of state {digest}, which must be "
-        "alike (torch.manual_seed with one seed on every rank)"
+        f"{name} of a parameter {placed.layout} by random numbers of state {digest_of(state)[:8]}, "
+        "which must be alike (torch.manual_seed with one seed on every rank)"
     )
     mesh: Any = placed.layout.mesh
     mesh.communicator().agree(token(doing), doing)
