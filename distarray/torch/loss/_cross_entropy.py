@@ -28,10 +28,14 @@ from distarray.torch._layouts import check_mesh, is_placed, layout_from, layout_
 from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile, refuse_transforms
 from distarray.torch._routes import routes_between
-from distarray.torch.loss._row_losses import SHARDED_LOSSES, Terms, row_losses
+from distarray.torch.loss._row_losses import Terms, row_losses
 from distarray.torch.parallel import one_axis
 
 _REDUCTIONS = ("mean", "sum", "none")
+_SHARDED_LOSSES = (
+    "losses of logits that are cut by classes; take the loss of whole ones: leave out "
+    "loss_parallel, and gather them by output_layouts=da.Replicate()"
+)
 
 
 @disable_compile
@@ -105,7 +109,7 @@ def vocab_parallel_cross_entropy(
     check_mesh(mesh)
     one_axis(mesh, "vocab_parallel_cross_entropy")
     check_travels(logits)
-    refuse_transforms(SHARDED_LOSSES)
+    refuse_transforms(_SHARDED_LOSSES)
     axis = class_axis(logits, axis)
     chosen = takes_classes(logits, target, axis)
     if reduction not in _REDUCTIONS:

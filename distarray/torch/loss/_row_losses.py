@@ -19,7 +19,6 @@ from distarray.errors import ArgumentError
 from distarray.layout import Layout, Partial
 from distarray.redistribute import redistribute_local
 from distarray.torch._buffers import buffer_of, tensor_of
-from distarray.torch._opaque import refuse_transforms
 
 
 class Terms(NamedTuple):
@@ -47,15 +46,8 @@ def row_losses(
     None, the probabilities of the shard. ``weight`` is that of the classes of the shard, None for
     all 1.
     """
-    refuse_transforms(SHARDED_LOSSES)
     losses: torch.Tensor = _Losses.apply(x, target, own, weight, terms)
     return losses
-
-
-SHARDED_LOSSES = (
-    "losses of logits that are cut by classes; take the loss of whole ones: leave out "
-    "loss_parallel, and gather them by output_layouts=da.Replicate()"
-)
 
 
 class _Losses(torch.autograd.Function):
@@ -90,10 +82,11 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, k: torch.Tensor) -> Any:  # type: ignore[override]
-        x, target, _, weight, largest, sums, _ = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        x, target, _, weight, largest, sums, _ = saved
         of_logits = of_target = None
         if ctx.needs_input_grad[0]:
-            of_logits = _Gradient.apply(ctx.terms, k, *ctx.saved_tensors)
+            of_logits = _Gradient.apply(ctx.terms, k, *saved)
         if ctx.needs_input_grad[1]:
             if torch.is_grad_enabled() and (k.requires_grad or x.requires_grad):
                 raise ArgumentError(

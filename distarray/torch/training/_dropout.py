@@ -79,12 +79,12 @@ def dropout(
         return x
     if layout is None and is_placed(x):
         layout = layout_of(x)
-    return _drop(x, p, inplace, layout, x.ndim, draw_key(), alpha=False)
+    return drop_as(nn.Dropout, x, p, inplace, layout)
 
 
 def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     """Return what a dropout module makes of a block in training."""
-    return x if module.p == 0 else drop_as(type(module), x, module.p, module.inplace, layout)
+    return drop_as(type(module), x, module.p, module.inplace, layout)
 
 
 def drop_as(
@@ -96,7 +96,20 @@ def drop_as(
     if layout is not None and any(layout.sharding_axes(axis) for axis in range(axes, x.ndim)):
         _check_alike(layout, key)
     alpha = issubclass(kind, nn.AlphaDropout | nn.FeatureAlphaDropout)
-    return _drop(x, p, inplace, layout, axes, key, alpha)
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"p={p} is no probability; it must be between 0 and 1")
+    mask = _mask(x, layout, axes, key, p)
+    if not alpha or p == 1:
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+        result = x.mul_(mask).mul_(scale) if inplace else x * mask * scale
+    else:
+        # An affine map of the result restores the mean and the variance: arXiv:1706.02515.
+        scale = ((1 - p) * (1 + p * _DROPPED**2)) ** -0.5
+        shift = (~mask).to(x.dtype).mul_(_DROPPED).sub_(p * _DROPPED).mul_(scale)
+        result = x.mul_(mask).mul_(scale).add_(shift) if inplace else x * mask * scale + shift
+    if layout is not None:
+        place(result, layout)
+    return result
 
 
 def keep_mask(shape: Shape, box: Box, key: Key, p: float, like: torch.Tensor) -> torch.Tensor:
@@ -115,31 +128,6 @@ def _masked_axes(kind: type[nn.Module], ndim: int) -> int:
     unbatched = 2 if issubclass(kind, nn.Dropout1d) else 4
     plain = issubclass(kind, nn.Dropout1d | nn.Dropout3d) and ndim == unbatched
     return min(1 if plain else 2, ndim)
-
-
-def _drop(
-    x: torch.Tensor,
-    p: float,
-    inplace: bool,
-    layout: Layout | None,
-    axes: int,
-    key: Key,
-    alpha: bool,
-) -> torch.Tensor:
-    if not 0 <= p <= 1:
-        raise ArgumentError(f"p={p} is no probability; it must be between 0 and 1")
-    mask = _mask(x, layout, axes, key, p)
-    if not alpha or p == 1:
-        scale = 0.0 if p == 1 else 1 / (1 - p)
-        result = x.mul_(mask).mul_(scale) if inplace else x * mask * scale
-    else:
-        # An affine map of the result restores the mean and the variance: arXiv:1706.02515.
-        scale = ((1 - p) * (1 + p * _DROPPED**2)) ** -0.5
-        shift = (~mask).to(x.dtype).mul_(_DROPPED).sub_(p * _DROPPED).mul_(scale)
-        result = x.mul_(mask).mul_(scale).add_(shift) if inplace else x * mask * scale + shift
-    if layout is not None:
-        place(result, layout)
-    return result
 
 
 def _mask(x: torch.Tensor, layout: Layout | None, axes: int, key: Key, p: float) -> torch.Tensor:
