@@ -104,13 +104,14 @@ def _cut_parameters(style: Any, module: nn.MultiheadAttention, mesh: DeviceMesh)
         style.distribute(module.out_proj, "bias", mesh, [_R])
 
 
-def _whole(inputs: Qkv, mesh: DeviceMesh, given: Placement) -> list[torch.Tensor]:
+def _whole(inputs: Qkv, mesh: DeviceMesh, given: Placement) -> Qkv:
     """Bring the inputs to every rank; one that is passed several times is moved once."""
-    moved: dict[int, torch.Tensor] = {}
-    for x, name in zip(inputs, ("query", "key", "value"), strict=True):
-        if id(x) not in moved:
-            moved[id(x)] = gather_input(x, mesh, given, f"the {name}")
-    return [moved[id(x)] for x in inputs]
+    query, key, value = inputs
+    q = gather_input(query, mesh, given, "the query")
+    k = q if key is query else gather_input(key, mesh, given, "the key")
+    if value is query:
+        return q, k, q
+    return q, k, k if value is key else gather_input(value, mesh, given, "the value")
 
 
 def _batch_first(module: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor:
