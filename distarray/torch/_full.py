@@ -14,13 +14,7 @@ from distarray.array import DistArray
 from distarray.checkpoint import box_view
 from distarray.comm import DeviceMesh, _backend, all_gather_checked
 from distarray.core import check_position, choose_placements, lift, new_array
-from distarray.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DTypeError,
-    LayoutError,
-    MeshError,
-)
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, LayoutError, MeshError
 from distarray.layout import Layout, Placement, Replicate
 from distarray.redistribute import gather_to
 from distarray.redistribute import scatter_from as scatter_blocks
