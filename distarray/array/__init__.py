@@ -14,23 +14,9 @@ from distarray.array._repr import array2string, array_repr, array_str, print0
 from distarray.array._visualize import visualize
 
 __all__ = [
-    "DistArray",
-    "array2string",
-    "array_repr",
-    "array_str",
-    "distribute_array",
-    "from_petsc",
-    "fuse",
-    "halo",
-    "infer_layout",
-    "leading_names",
-    "local_rows",
-    "map_blocks",
-    "map_overlap",
-    "print0",
-    "redistribute",
-    "reduced_layout",
-    "visualize",
-]
+    "DistArray", "array2string", "array_repr", "array_str", "distribute_array", "from_petsc",
+    "fuse", "halo", "infer_layout", "leading_names", "local_rows", "map_blocks", "map_overlap",
+    "print0", "redistribute", "reduced_layout", "visualize",
+]  # fmt: skip
 
 add_missing_names(DistArray, "ndarray")

@@ -37,14 +37,6 @@ from distarray.checkpoint.storage._values import Node as Node
 from distarray.checkpoint.storage._values import join_name as join_name
 
 __all__ = [
-    "Handle",
-    "PerRank",
-    "Placing",
-    "latest",
-    "load",
-    "load_safetensors",
-    "open",
-    "save",
-    "save_safetensors",
-    "steps",
-]
+    "Handle", "PerRank", "Placing", "latest", "load", "load_safetensors", "open", "save",
+    "save_safetensors", "steps",
+]  # fmt: skip

@@ -57,14 +57,8 @@ class Frame:
     """
 
     __slots__ = (
-        "counts",
-        "cuts",
-        "layouts",
-        "own",
-        "partial_axes",
-        "placements",
-        "replicated_axes",
-    )
+        "counts", "cuts", "layouts", "own", "partial_axes", "placements", "replicated_axes",
+    )  # fmt: skip
 
     def __init__(
         self, mesh: Mesh, placements: tuple[Placement, ...], cuts: tuple[tuple[int, ...], ...]
@@ -99,27 +93,10 @@ class Description:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_abstract",
-        "_boundaries",
-        "_fingerprint",
-        "_has_empty",
-        "_own_box",
-        "_own_shape",
-        "_splits",
-        "frame",
-        "has_partial",
-        "is_counted",
-        "is_replicated",
-        "mesh",
-        "ndim",
-        "partial_axes",
-        "placements",
-        "replicated_axes",
-        "shape",
-        "shard_order",
-        "size",
-    )
+        "__weakref__", "_abstract", "_boundaries", "_fingerprint", "_has_empty", "_own_box",
+        "_own_shape", "_splits", "frame", "has_partial", "is_counted", "is_replicated", "mesh",
+        "ndim", "partial_axes", "placements", "replicated_axes", "shape", "shard_order", "size",
+    )  # fmt: skip
     mesh: Mesh
     placements: tuple[Placement, ...]
     shape: Shape

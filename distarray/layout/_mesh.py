@@ -37,15 +37,8 @@ class Mesh:
     """
 
     __slots__ = (
-        "_positions",
-        "_strides",
-        "axis_names",
-        "flat_ranks",
-        "frames",
-        "ndim",
-        "shape",
-        "size",
-    )
+        "_positions", "_strides", "axis_names", "flat_ranks", "frames", "ndim", "shape", "size",
+    )  # fmt: skip
     shape: Shape
     ndim: int
     size: int

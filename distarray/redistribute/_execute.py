@@ -459,17 +459,9 @@ class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
     __slots__ = (
-        "_combine",
-        "_is_pooled",
-        "_kept",
-        "_lends",
-        "_looked",
-        "_messages",
-        "_shape",
-        "_small",
-        "_takes",
-        "_whole",
-    )
+        "_combine", "_is_pooled", "_kept", "_lends", "_looked", "_messages", "_shape", "_small",
+        "_takes", "_whole",
+    )  # fmt: skip
     _step: ExchangeStep
 
     def __init__(

@@ -62,18 +62,9 @@ class ReplicaChoice(ABC):
     """
 
     __slots__ = (
-        "contributions",
-        "copied",
-        "dst",
-        "kept",
-        "mesh_axes",
-        "op",
-        "receiver",
-        "reduced",
-        "sender",
-        "sharded",
-        "src",
-    )
+        "contributions", "copied", "dst", "kept", "mesh_axes", "op", "receiver", "reduced",
+        "sender", "sharded", "src",
+    )  # fmt: skip
 
     def __init__(self, src: Layout, dst: Layout, kept: tuple[int, ...]) -> None:
         self.src = src

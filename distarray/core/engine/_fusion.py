@@ -112,17 +112,9 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__",
-        "array",
-        "block",
-        "dtype",
-        "function",
-        "inputs",
-        "serial",
-        "shape",
-        "takes_out",
-        "trace",
-    )
+        "__weakref__", "array", "block", "dtype", "function", "inputs", "serial", "shape",
+        "takes_out", "trace",
+    )  # fmt: skip
     _serials = itertools.count()
 
     def __init__(self, block: Any, dtype: Any, shape: Shape, trace: Trace | None = None) -> None:

@@ -258,28 +258,10 @@ class Step:
     """
 
     __slots__ = (
-        "adds",
-        "boxes",
-        "bring",
-        "call",
-        "is_fresh",
-        "made",
-        "moves",
-        "op",
-        "output",
-        "outputs",
-        "outside",
-        "panels",
-        "partial",
-        "refuses",
-        "result",
-        "run",
-        "sends",
-        "sources",
-        "spec",
-        "still",
-        "total",
-    )
+        "adds", "boxes", "bring", "call", "is_fresh", "made", "moves", "op", "output", "outputs",
+        "outside", "panels", "partial", "refuses", "result", "run", "sends", "sources", "spec",
+        "still", "total",
+    )  # fmt: skip
 
     def __init__(self, op: Op, parts: Sequence[Any], dtypes: Sequence[Any], static: Any) -> None:
         places = [i for i, part in enumerate(parts) if part is not None]

@@ -62,15 +62,8 @@ class Exchange:
     """What one process receives and sends; both in the same order on both sides."""
 
     __slots__ = (
-        "_small",
-        "communicator",
-        "moves_blocks",
-        "receives",
-        "sends",
-        "source",
-        "token",
-        "what",
-    )
+        "_small", "communicator", "moves_blocks", "receives", "sends", "source", "token", "what",
+    )  # fmt: skip
 
     def __init__(
         self,
