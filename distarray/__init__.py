@@ -166,4 +166,4 @@ else:
         raise missing_name_error(name, __all__)
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -39,6 +39,10 @@ class DistArrayError(Exception):
                 self.args = (f"{name}: {args[0]}", *self.args[1:])
 
 
+def __dir__() -> list[str]:
+    return [name for name, one in globals().items() if isinstance(one, type) and "Error" in name]
+
+
 class MeshError(DistArrayError, ValueError):
     """A mesh that cannot exist, or that does not suit what was asked of it."""
 

@@ -14,6 +14,10 @@ from distarray.errors import ArgumentError
 __all__ = ["MemoryStats", "set_limit", "stats", "trim"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def stats(device: str = "cpu") -> MemoryStats:
     """Return what this process holds, and keeps.
 

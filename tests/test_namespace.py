@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,6 +23,18 @@ ALIASES = {
 def test_all_names_exist_once() -> None:
     assert len(set(da.__all__)) == len(da.__all__)
     assert [name for name in da.__all__ if not hasattr(da, name)] == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [da, da.checkpoint, da.errors, da.fft, da.io, da.linalg, da.memory, da.random, da.testing],
+)
+def test_dir_shows_public_names_only(module: ModuleType) -> None:
+    public = getattr(module, "__all__", None) or [
+        name for name in vars(module) if name.endswith(("Error", "Warning"))
+    ]
+    shown = {name for name in dir(module) if not name.startswith("_")}
+    assert shown == {name for name in public if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", [name for name in da.__all__ if len(ALIASES.get(name, ())) > 1])

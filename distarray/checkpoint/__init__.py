@@ -40,3 +40,7 @@ __all__ = [
     "Handle", "PerRank", "Placing", "latest", "load", "load_safetensors", "open", "save",
     "save_safetensors", "steps",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -65,3 +65,7 @@ __all__ = [
     "solve_triangular", "svd", "svd_lowrank", "svds", "svdvals", "tensordot", "tensorinv",
     "tensorsolve", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -17,3 +17,6 @@ if not TYPE_CHECKING:
 
     def __getattr__(name):
         raise missing_name_error(f"random.{name}")
+
+    def __dir__():
+        return __all__

@@ -33,3 +33,6 @@ if not TYPE_CHECKING:
 
     def __getattr__(name):
         raise missing_name_error(f"testing.{name}")
+
+    def __dir__():
+        return __all__
