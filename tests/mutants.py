@@ -654,8 +654,8 @@ MUTANTS = (
     Mutant(
         "lengths of blocks are numbered by mesh axes, not by cuts",
         "core/engine/_pipeline.py",
-        "cutting = step.output.sharding_axes(axis)\n",
-        "cutting = tuple(sorted(step.output.sharding_axes(axis)))\n",
+        "several_ranks(step.output.mesh, step.output.sharding_axes(axis))",
+        "several_ranks(step.output.mesh, tuple(sorted(step.output.sharding_axes(axis))))",
         ("ops/indexing/test_masks.py::test_blocks_are_numbered_in_the_order_of_the_cuts",),
     ),
     Mutant(

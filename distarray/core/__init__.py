@@ -77,7 +77,13 @@ from distarray.core.engine._float_errors import (
     errors_raise,
 )
 from distarray.core.engine._fusion import Deferred, Trace, compute
-from distarray.core.engine._meshes import common_mesh, device_of, lift, replicated_layout
+from distarray.core.engine._meshes import (
+    common_mesh,
+    device_of,
+    lift,
+    replicated_layout,
+    several_ranks,
+)
 from distarray.core.engine._operands import (
     LARGE,
     allocate,
@@ -86,8 +92,10 @@ from distarray.core.engine._operands import (
     check_distributed,
     check_target,
     match_device,
+    normalize_arrays,
     normalize_operand,
     normalize_operands,
+    pointwise_spec,
     reduce_partial,
 )
 from distarray.core.engine._pipeline import (
@@ -101,9 +109,10 @@ from distarray.core.engine._pipeline import (
     unknown_shape,
 )
 from distarray.core.engine._policy import communication, permit, permit_bytes, warn_of_gather
-from distarray.core.families._docstrings import fill_arguments
+from distarray.core.families._docstrings import documented, fill_arguments
 from distarray.core.families._elementwise import (
     copied_row,
+    dtypes_of,
     elementwise,
     in_pieces,
     refusal_error,

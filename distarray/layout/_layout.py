@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from math import prod
 from typing import Any, Final, NoReturn, cast, final
 from weakref import ref
 
@@ -233,6 +234,23 @@ class Layout(Description):
             return self._own_box
         self.mesh.check_coordinate(coordinate)
         return self._box(coordinate)
+
+    @property
+    def largest_block(self) -> int:
+        """The number of items of the largest block."""
+        return prod([split.largest for split in self._partitions])
+
+    @property
+    def block_count(self) -> int:
+        """Into how many blocks the array is cut."""
+        return prod([split.count for split in self._partitions])
+
+    @property
+    def own_box(self) -> Box:
+        """The box of this process, which is in the mesh."""
+        box = self.local_box()
+        assert box is not None
+        return box
 
     def local_shape(self, coordinate: Sequence[int] | None = None) -> Shape:
         """Return the shape of the block that a mesh coordinate holds.

@@ -74,14 +74,10 @@ def stages(dimmap: DimMap, layout: Layout) -> tuple[tuple[Layout, Layout], ...]:
         return (direct,)
     first = propagate(halves[0], layout)
     second = propagate(halves[1], first[1])
-    if max(map(_peak, (*first, *second))) < max(map(_peak, direct)):
+    peaks = [max(one.largest_block for one in way) for way in ((*first, *second), direct)]
+    if peaks[0] < peaks[1]:
         return first, second
     return (direct,)
-
-
-def _peak(layout: Layout) -> int:
-    """Return the number of elements of the largest block."""
-    return prod(layout.partition(axis).largest for axis in range(layout.ndim))
 
 
 def _through_flat(dimmap: DimMap) -> tuple[DimMap, DimMap] | None:

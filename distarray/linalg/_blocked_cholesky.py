@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, gather_parts, token
-from distarray.core import Call, Layouts, Op, Step, refusal_error
+from distarray.comm import _backend, _memory, gather_parts
+from distarray.core import Call, Layouts, Op, Step, dtypes_of
 from distarray.linalg._kernels import solve_triangle, subtract_product
 from distarray.linalg._tiles import Grid
 from distarray.ops import LinAlgError
@@ -31,18 +31,15 @@ def _spec(_op: Op, call: Call) -> Layouts:
     return Layouts((rows,), source, sends)
 
 
-def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        found = np.linalg.cholesky(np.empty((0, 1, 1), call.dtypes[0])).dtype
-    except (TypeError, ValueError) as error:
-        raise refusal_error(op.name, error, call.dtypes) from error
-    return found, found
+@dtypes_of
+def _dtypes(_op: Op, call: Call) -> Any:
+    return np.linalg.cholesky(np.empty((0, 1, 1), call.dtypes[0]))
 
 
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     rows, output, width = step.sources[0], step.output, step.call.static
     grid = Grid(rows, width)
-    number = token(step.op.name, rows.fingerprint, width, step.call.dtypes[0].str)
+    number = step.token()
 
     def function(block: Buffer) -> Buffer:
         tiles = [grid.deal(_backend.to_host(block), grid.count * width, width, step.result)]

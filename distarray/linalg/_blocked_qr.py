@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, gather_parts, token
-from distarray.core import Call, Layouts, Op, Step, refusal_error
+from distarray.comm import _backend, _memory, gather_parts
+from distarray.core import Call, Layouts, Op, Step, dtypes_of
 from distarray.layout import Layout
 from distarray.linalg._kernels import decompose_finite, subtract_product
 from distarray.linalg._tiles import Grid, tile_width
@@ -209,20 +209,16 @@ def _outputs(step: Step) -> tuple[Layout, ...]:
     return _results(step.call.layouts[0].without_partial(), step.call.static[0])
 
 
-def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        r: Any = np.linalg.qr(np.empty((0, 1, 1), call.dtypes[0]), "r")
-    except (TypeError, ValueError) as error:
-        raise refusal_error(op.name, error, call.dtypes) from error
-    dtypes = r.dtype if call.static[0] == "r" else (r.dtype, r.dtype)
-    return dtypes, dtypes
+@dtypes_of
+def _dtypes(_op: Op, call: Call) -> Any:
+    return np.linalg.qr(np.empty((0, 1, 1), call.dtypes[0]), call.static[0])
 
 
 def _bind(step: Step) -> Callable[[Buffer], Any]:
     source, (_, width) = step.sources[0], step.call.static
     grid, columns = Grid(source, width), source.shape[1]
     *q_layouts, r_layout = step.outputs
-    number = token(step.op.name, source.fingerprint, step.call.static, step.call.dtypes[0].str)
+    number = step.token()
     dtype = step.result[0] if isinstance(step.result, tuple) else step.result
 
     def function(block: Buffer) -> Any:

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, gather_parts, token
-from distarray.core import Call, Layouts, Op, Step, refusal_error
+from distarray.comm import _backend, _memory, gather_parts
+from distarray.core import Call, Layouts, Op, Step, dtypes_of
 from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.linalg._kernels import (
     eliminate_panel,
@@ -301,21 +301,16 @@ def right_width(grid: Grid, columns: int) -> int:
     return max(min(grid.width, -(-columns // grid.columns)), 1)
 
 
-def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        found: Any = op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes))
-    except (TypeError, ValueError) as error:
-        raise refusal_error(op.name, error, call.dtypes) from error
-    dtypes = tuple(one.dtype for one in found) if isinstance(found, tuple) else found.dtype
-    return dtypes, dtypes
+@dtypes_of
+def _dtypes(op: Op, call: Call) -> Any:
+    return op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes))
 
 
 def _bind(step: Step) -> Callable[..., Any]:
     rows, output, width = step.sources[-1], step.output, step.call.static
     grid = Grid(step.sources[0], width)
     square = grid.count * width
-    dtypes = [dtype.str for dtype in step.call.dtypes]
-    number = token(step.op.name, *(one.fingerprint for one in step.sources), width, dtypes)
+    number = step.token()
     dtype = step.result[0] if isinstance(step.result, tuple) else step.result
 
     def function(block: Buffer, *others: Buffer) -> Any:

@@ -17,6 +17,7 @@ from distarray.core import (
     check_distributed,
     check_flag,
     describe,
+    dtypes_of,
     normalize_operands,
     reduce_block,
     reduction,
@@ -239,9 +240,9 @@ def _sum_of_squares(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: 
     return reduce_block(np.add, as_block(squares), axes, dtype, keepdims)
 
 
-def _real_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    found = np.empty(0, call.dtypes[0].newbyteorder("=")).real.dtype
-    return found, found
+@dtypes_of
+def _real_dtypes(_: Op, call: Call) -> Any:
+    return np.empty(0, call.dtypes[0].newbyteorder("=")).real
 
 
 _root = reduction(

@@ -32,8 +32,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, _backend, _memory, token
-from distarray.core import Call, Layouts, Op, Step, refusal_error
+from distarray.comm import Communicator, _backend, _memory
+from distarray.core import Call, Layouts, Op, Step, dtypes_of
 from distarray.layout import Layout, Replicate, Shard
 from distarray.linalg._kernels import decompose_finite, solve_triangle
 from distarray.ops import REPLICATED_BYTES, raise_alike
@@ -128,21 +128,18 @@ def _outputs(step: Step) -> tuple[Layout, ...]:
     return kinds.get(step.call.static, (values,))
 
 
-def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        q, s, _ = np.linalg.svd(np.empty((0, 1, 1), call.dtypes[0]))
-    except (TypeError, ValueError) as error:
-        raise refusal_error(op.name, error, call.dtypes) from error
-    kinds: dict[str, Any] = {"qr": (q.dtype,) * 2, "r": q.dtype, "svd": (q.dtype, s.dtype, q.dtype)}
-    found = kinds.get(call.static, s.dtype)
-    return found, found
+@dtypes_of
+def _dtypes(_op: Op, call: Call) -> Any:
+    q, s, _ = np.linalg.svd(np.empty((0, 1, 1), call.dtypes[0]))
+    kinds: dict[str, Any] = {"qr": (q, q), "r": q, "svd": (q, s, q)}
+    return kinds.get(call.static, s)
 
 
 def _bind(step: Step) -> Callable[[Buffer], Any]:
     kind, source, name = step.call.static, step.sources[0], step.op.name
     mesh: Any = source.mesh
     comm = mesh.communicator(source.sharding_axes(source.ndim - 2))
-    number = token(name, source.fingerprint, kind, step.call.dtypes[0].str)
+    number = step.token()
     heights, is_long = _heights(source), _is_long(source)
     largest = source.partition(source.ndim - 2).largest
     has_columns = kind in ("qr", "svd")

@@ -161,9 +161,7 @@ class Grid:
         own = tiles.reshape(after.local_shape())
         dealt = redistribute_local(own, after, before, max_bytes=PACKED_BYTES)
         del tiles, own  # of which the caller keeps none
-        box = before.local_box()
-        assert box is not None  # only processes of the mesh have tiles
-        first, last = (at * self.rows * self.width for at in box[0])
+        first, last = (at * self.rows * self.width for at in before.own_box[0])
         block = _memory.empty((min(last, length) - min(first, length), columns), dealt.dtype)
         block[...] = _as_matrix(dealt)[: len(block), :columns]
         return block

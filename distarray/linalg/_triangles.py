@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, token
+from distarray.comm import _backend, _memory
 from distarray.core import (
     BaseArray,
     Call,
@@ -23,8 +23,8 @@ from distarray.core import (
     Step,
     check_flag,
     describe,
+    dtypes_of,
     normalize_operands,
-    refusal_error,
     register,
     run,
 )
@@ -78,19 +78,16 @@ def _spec(_op: Op, call: Call) -> Layouts:
     return Layouts((grid.row_layout(matrix), rows), output, (*sends, (rows, output, True)))
 
 
-def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        found = op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes)).dtype
-    except (TypeError, ValueError) as error:
-        raise refusal_error(op.name, error, call.dtypes) from error
-    return found, found
+@dtypes_of
+def _dtypes(op: Op, call: Call) -> Any:
+    return op.local(*(np.empty((0, 1, 1), dtype) for dtype in call.dtypes))
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
     (matrix, rows), output, static = step.sources, step.output, step.call.static
     grid, columns = Grid(matrix, static.width), rows.shape[1]
     each = right_width(grid, columns)
-    number = token(step.op.name, matrix.fingerprint, rows.fingerprint, static, step.result.str)
+    number = step.token()
 
     def function(block: Buffer, other: Buffer) -> Buffer:
         device = _backend.device_of(other)

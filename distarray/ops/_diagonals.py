@@ -42,10 +42,7 @@ def _diag_spec(_: Op, call: Call) -> Layouts:
 
 def _diag_bind(step: Step) -> Callable[[Buffer], Buffer]:
     k, output = step.call.static, step.output
-    source, box = step.sources[0].local_box(), output.local_box()
-    assert source is not None  # only processes of the mesh have blocks
-    assert box is not None
-    (start, _), (first, _) = source[0], box[0]
+    (start, _), (first, _) = step.sources[0].own_box[0], output.own_box[0]
     place = (start + max(-k, 0) - first) * output.shape[1] + start + max(k, 0)
 
     def put(block: Buffer) -> Buffer:

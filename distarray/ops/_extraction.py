@@ -85,7 +85,7 @@ def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     if condition.ndim != 1:
         raise ShapeError(f"compress takes a condition of one axis, not of shape {condition.shape}")
     if axis is None:
-        a, axis = _flat(a), 0
+        a, axis = np.ravel(a), 0
     axis = normalize_axis(axis, a.ndim)
     length = a.shape[axis]
     if len(condition) > length:
@@ -139,7 +139,7 @@ def extract(condition: Any, arr: Any) -> Any:
     arr = arr if isinstance(arr, BaseArray) else plain_buffer(arr, "extract")
     if isinstance(arr, BaseArray) and condition.ndim and condition.shape == arr.shape:
         return select_by_mask(arr, condition, 0)
-    return compress(_flat(condition), _flat(arr), 0)
+    return compress(np.ravel(condition), np.ravel(arr), 0)
 
 
 @register
@@ -300,10 +300,6 @@ def trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Any:
     return getitem(x, tuple(key))
 
 
-def _flat(x: Any) -> Any:
-    return ravel(x) if isinstance(x, BaseArray) else x.reshape(-1)
-
-
 def _mask_for(name: str, x: Any, mask: Any) -> Any:
     """Return booleans of the shape of an array that is to be changed.
 
@@ -319,9 +315,7 @@ def _mask_for(name: str, x: Any, mask: Any) -> Any:
             f"{name}: a mask of shape {mask.shape} has {mask.size} items, and the array of shape "
             f"{x.shape} has {x.size}; it needs as many"
         )
-    if mask.shape == x.shape:
-        return mask
-    return reshape(mask, x.shape) if isinstance(mask, BaseArray) else mask.reshape(x.shape)
+    return mask if mask.shape == x.shape else mask.reshape(x.shape)
 
 
 def _check_safe(name: str, x: Any, values: Any) -> None:

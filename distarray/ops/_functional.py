@@ -14,17 +14,15 @@ import numpy as np
 from distarray.comm import all_gather_checked
 from distarray.core import (
     BaseArray,
-    Call,
     Op,
-    Spec,
     as_block,
-    broadcast_shape,
     check_distributed,
     describe,
     empty_block,
+    normalize_arrays,
     normalize_operands,
     plain_buffer,
-    pointwise,
+    pointwise_spec,
     register,
     run,
 )
@@ -40,9 +38,8 @@ from distarray.ops._inspection import result_type
 from distarray.ops.creation._filled import check_value
 from distarray.ops.elementwise._rounding import astype, where
 from distarray.ops.families._lines import make_whole
-from distarray.ops.families._on_host import call_on_host
 from distarray.ops.families._relabel import carry_cuts
-from distarray.ops.families._values import read_values
+from distarray.ops.families._values import on_host, read_values
 from distarray.ops.indexing._items import getitem
 from distarray.ops.manipulation._joining import list_arrays
 from distarray.ops.manipulation._shape import expand_dims
@@ -188,20 +185,16 @@ def apply_over_axes(func: Callable[..., Any], x: Any, axes: Any, /) -> Any:
 # --- items ---------------------------------------------------------------------------------------
 
 
-def _spec(op: Op, call: Call) -> Spec:
-    return pointwise(call.shapes, broadcast_shape(op.name, call.shapes))
-
-
-def _may_raise(_: Sequence[Any]) -> bool:
-    return True
+def _call_on_host(function: Callable[..., Any], *blocks: Any) -> Any:
+    return on_host(function)(*blocks)
 
 
 _vectorized = Op(
     "vectorize",
-    call_on_host,
-    _spec,
+    _call_on_host,
+    pointwise_spec,
     dtypes=lambda _, call: (None, call.static),
-    check=_may_raise,
+    check=lambda _: True,
 )
 
 
@@ -263,8 +256,7 @@ class vectorize:  # noqa: N801 (NumPy's name)
                 f"vectorize of {self.__name__} got a DistArray by name, or with excluded= or "
                 "signature=; pass arrays by position, and lines to da.apply_along_axis"
             )
-        operands = normalize_operands("vectorize", args)
-        arrays = [x if hasattr(x, "ndim") else np.asarray(x) for x in operands]
+        arrays = normalize_arrays("vectorize", args)
         types = self._of_plain.otypes
         if types is None:
             if any(not x.size for x in arrays):
@@ -302,7 +294,7 @@ def _first_item(x: Any) -> Any:
 # --- conditions ----------------------------------------------------------------------------------
 
 
-_pieces = Op("piecewise", call_on_host, _spec, check=_may_raise)
+_pieces = Op("piecewise", _call_on_host, pointwise_spec, check=lambda _: True)
 
 
 @register

@@ -13,18 +13,15 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core import (
     BaseArray,
-    Call,
     Op,
-    Spec,
     Step,
-    broadcast_shape,
     check_distributed,
     check_integer,
     check_order,
     describe,
     normalize_shape,
     plain_buffer,
-    pointwise,
+    pointwise_spec,
     refusal,
     register,
     run,
@@ -39,11 +36,12 @@ from distarray.ops.creation._filled import ones
 from distarray.ops.creation._ranges import arange
 from distarray.ops.elementwise._arithmetic import subtract
 from distarray.ops.elementwise._logic import greater_equal, less_equal
+from distarray.ops.families._values import on_host
 from distarray.ops.indexing._items import getitem
 from distarray.ops.indexing._masks import outside
 from distarray.ops.indexing._places import nonzero
 from distarray.ops.manipulation._joining import unstack
-from distarray.typing import Buffer, Shape
+from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
 
@@ -308,11 +306,11 @@ def ix_(*args: Any) -> tuple[Any, ...]:
                 f"ix_ got an argument of shape {tuple(places.shape)}; each has one axis"
             )
         if places.dtype == np.bool_:
-            (places,) = (nonzero if isinstance(places, BaseArray) else np.nonzero)(places)
+            (places,) = np.nonzero(places)
         elif not places.size and not hasattr(one, "dtype"):  # else an empty list is of floats
             places = places.astype(np.intp)
         key = (*(None,) * axis, slice(None), *(None,) * (len(args) - axis - 1))
-        found.append(getitem(places, key) if isinstance(places, BaseArray) else places[key])
+        found.append(places[key])
     return tuple(found)
 
 
@@ -440,54 +438,30 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
         raise refusal(error)(f"{function.__name__}: {error}") from None
 
 
-def _places_spec(op: Op, call: Call) -> Spec:
-    return pointwise(call.shapes, broadcast_shape(op.name, call.shapes))
-
-
-def _unravel_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    return _INDEX, (_INDEX,) * len(call.static[0])
-
-
-def _ravel_dtypes(_: Op, __: Call) -> tuple[Any, Any]:
-    return _INDEX, _INDEX
-
-
 def _bind_unravel(step: Step) -> Callable[[Buffer], tuple[Buffer, ...]]:
-    shape: Shape = step.call.static[0]
-    order = step.call.static[1]
-
-    def unravel(block: Buffer) -> tuple[Buffer, ...]:
-        found = _call(np.unravel_index, _backend.to_host(block), shape, order)
-        device = _backend.device_of(block)
-        return tuple([_backend.asarray(np.array(one), device) for one in found])
-
-    return unravel
+    shape, order = step.call.static
+    return on_host(lambda block: tuple(map(np.array, _call(np.unravel_index, block, shape, order))))
 
 
 def _bind_ravel(step: Step) -> Callable[..., Buffer]:
-    sizes, modes, order = step.call.static
-
-    def ravel(*blocks: Buffer) -> Buffer:
-        host = tuple(map(_backend.to_host, blocks))
-        found = _call(np.ravel_multi_index, host, sizes, modes, order)
-        return _backend.asarray(np.asarray(found), _backend.device_of(blocks[0]))
-
-    return ravel
+    return on_host(
+        lambda *blocks: np.asarray(_call(np.ravel_multi_index, blocks, *step.call.static))
+    )
 
 
 _unravel = Op(
     "unravel_index",
     np.unravel_index,
-    _places_spec,
-    dtypes=_unravel_dtypes,
+    pointwise_spec,
+    dtypes=lambda _, call: (_INDEX, (_INDEX,) * len(call.static[0])),
     bind=_bind_unravel,
     check=lambda _: True,
 )
 _ravel = Op(
     "ravel_multi_index",
     np.ravel_multi_index,
-    _places_spec,
-    dtypes=_ravel_dtypes,
+    pointwise_spec,
+    dtypes=lambda *_: (_INDEX, _INDEX),
     bind=_bind_ravel,
     check=lambda _: True,
 )

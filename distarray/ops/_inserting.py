@@ -20,12 +20,12 @@ from distarray.core import (
 from distarray.errors import IndexingError, ShapeError
 from distarray.layout import normalize_axis
 from distarray.ops.creation._filled import empty_like, ones, zeros_like
+from distarray.ops.families._relabel import resize_axis
 from distarray.ops.families._values import check_one_mesh, read_values
 from distarray.ops.indexing._items import getitem, setitem
 from distarray.ops.indexing._masks import outside
-from distarray.ops.manipulation._joining import concat_as, resize_axis, tile
+from distarray.ops.manipulation._joining import concat_as, tile
 from distarray.ops.manipulation._reshape import change_shape
-from distarray.ops.manipulation._shape import moveaxis
 
 
 @register
@@ -188,10 +188,9 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
         places = _places("insert", [chosen.start] if chosen else obj)
         numbers = _numbers(places, size, along)
         if numbers.size == 1:  # it takes as many rows as the values have
-            values = _widened(values, x.ndim)
+            values = values[(None,) * (x.ndim - values.ndim)]
             if not places.ndim:  # along the first of their axes
-                move = moveaxis if isinstance(values, BaseArray) else np.moveaxis
-                values = move(values, 0, along)
+                values = np.moveaxis(values, 0, along)
             start, count = int(numbers[0]), values.shape[along]
             where = slice(start, start + count)
         else:
@@ -305,11 +304,3 @@ def _places(name: str, obj: Any) -> Any:
             f"{name} got obj={describe(obj)}; pass an integer, a slice, integers or booleans"
         )
     return read_values(name, places) if isinstance(places, BaseArray) else places
-
-
-def _widened(values: Any, ndim: int) -> Any:
-    """Return values with leading axes of length 1, as many as make `ndim` of them."""
-    key = (None,) * (ndim - values.ndim)
-    if not key:
-        return values
-    return getitem(values, key) if isinstance(values, BaseArray) else values[key]

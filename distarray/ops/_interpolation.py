@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
 from distarray.core import (
     LARGE,
     BaseArray,
@@ -16,6 +15,7 @@ from distarray.core import (
     Spec,
     Step,
     check_number,
+    dtypes_of,
     elementwise,
     in_pieces,
     real,
@@ -23,14 +23,15 @@ from distarray.core import (
     run,
     run_row,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.ops._taking import take
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.elementwise._arithmetic import minimum
 from distarray.ops.elementwise._rounding import clip
+from distarray.ops.families._values import on_host
 from distarray.ops.searching._searchsorted import searchsorted
 from distarray.ops.statistical._reductions import without_partial
-from distarray.typing import Buffer, Shape
+from distarray.typing import Shape
 
 _interp: Any = np.interp
 
@@ -52,24 +53,14 @@ def _spec(_: Op, call: Call) -> Spec:
     return Spec((letters, points, points), letters)
 
 
-def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        dtype = _interp(*(np.zeros(1, dtype) for dtype in call.dtypes)).dtype
-    except (TypeError, ValueError) as error:
-        shown = ", ".join(map(str, call.dtypes))
-        raise DTypeError(f"interp of {shown}: {error}; convert with astype") from error
-    return dtype, dtype
+@dtypes_of
+def _dtypes(_: Op, call: Call) -> Any:
+    return _interp(*(np.zeros(1, dtype) for dtype in call.dtypes))
 
 
 def _bind(step: Step) -> Callable[..., Any]:
-    left, right, period = step.call.static[:3]
-
-    def interpolate(x: Buffer, xp: Any, fp: Any) -> Any:
-        blocks = [_backend.to_host(one) for one in (x, xp, fp)]
-        result = _interp(*blocks, left, right, period)
-        return _backend.asarray(result, _backend.device_of(x))
-
-    return interpolate
+    options = step.call.static[:3]
+    return on_host(lambda *blocks: np.asarray(_interp(*blocks, *options)))
 
 
 def _ask_owners(x: Any, xp: Any, fp: Any, left: Any, right: Any, period: Any) -> Any:

@@ -17,7 +17,6 @@ from distarray.core import (
     Call,
     Layouts,
     Op,
-    Spec,
     Step,
     call_alike,
     check_distributed,
@@ -25,10 +24,12 @@ from distarray.core import (
     check_integer,
     common_mesh,
     describe,
+    documented,
+    dtypes_of,
     move,
     normalize_operands,
     plain_buffer,
-    pointwise,
+    pointwise_spec,
     refusal,
     register,
     replicated_layout,
@@ -108,6 +109,13 @@ k : number or array, optional
     Constants of integration; default: 0."""
 
 
+def _of_few(
+    sentence: str, arguments: str, example: str, shown: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    text = documented(_FEW, sentence=sentence, arguments=arguments, example=example, shown=shown)
+    return lambda function: register(text(function))
+
+
 def _compute(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return what a function of NumPy's makes of few coefficients."""
     name = function.__name__
@@ -128,22 +136,47 @@ def _compute(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return tuple(map(place, result)) if isinstance(result, tuple) else place(result)
 
 
+@_of_few(
+    "Return the coefficients of the polynomial with given zeros.",
+    "seq_of_zeros : array or DistArray\n    A matrix stands for its eigenvalues.",
+    "poly([1, -1])",
+    "[ 1.  0. -1.]",
+)
 def poly(seq_of_zeros: Any, /) -> Any:
     return _compute(np.poly, seq_of_zeros)
 
 
+@_of_few("Return the sum of two polynomials.", _PAIR, "polyadd([1, 2], [3])", "[1 5]")
 def polyadd(a1: Any, a2: Any, /) -> Any:
     return _compute(np.polyadd, a1, a2)
 
 
+@_of_few(
+    "Return a derivative of a polynomial.",
+    f"{_ONE}\nm : int\n    Which derivative.",
+    "polyder([1, 2, 3])",
+    "[2 2]",
+)
 def polyder(p: Any, /, m: int = 1) -> Any:
     return _compute(np.polyder, p, m)
 
 
+@_of_few(
+    "Return quotient and remainder of two polynomials.",
+    _PAIR.replace("a1, a2", "u, v"),
+    "polydiv([1, 0, -1], [1, 1])[0]",
+    "[ 1. -1.]",
+)
 def polydiv(u: Any, v: Any, /) -> Any:
     return _compute(np.polydiv, u, v)
 
 
+@_of_few(
+    "Return the polynomial that fits points best, by least squares.",
+    _POINTS,
+    "polyfit([0, 1, 2], [1, 3, 5], 1).round(6)",
+    "[2. 1.]",
+)
 def polyfit(
     x: Any,
     y: Any,
@@ -197,86 +230,24 @@ def _fit_many(x: Any, y: Any, deg: int, rcond: Any, full: bool, w: Any, cov: Any
     return found, base * (residuals / (n - order)) if is_scaled else base
 
 
+@_of_few("Return an antiderivative of a polynomial.", _INTEGRAL, "polyint([2, 2])", "[1. 2. 0.]")
 def polyint(p: Any, /, m: int = 1, k: Any = None) -> Any:
     return _compute(np.polyint, p, m, k)
 
 
+@_of_few("Return the product of two polynomials.", _PAIR, "polymul([1, 1], [1, -1])", "[ 1  0 -1]")
 def polymul(a1: Any, a2: Any, /) -> Any:
     return _compute(np.polymul, a1, a2)
 
 
+@_of_few("Return the difference of two polynomials.", _PAIR, "polysub([1, 2], [3])", "[ 1 -1]")
 def polysub(a1: Any, a2: Any, /) -> Any:
     return _compute(np.polysub, a1, a2)
 
 
+@_of_few("Return the zeros of a polynomial.", _ONE, "roots([1, 0, -1])", "[-1.  1.]")
 def roots(p: Any, /) -> Any:
     return _compute(np.roots, p)
-
-
-_function: Callable[..., Any]
-for _function, _sentence, _arguments, _example, _shown in (
-    (
-        poly,
-        "Return the coefficients of the polynomial with given zeros.",
-        "seq_of_zeros : array or DistArray\n    A matrix stands for its eigenvalues.",
-        "poly([1, -1])",
-        "[ 1.  0. -1.]",
-    ),
-    (
-        polyadd,
-        "Return the sum of two polynomials.",
-        _PAIR,
-        "polyadd([1, 2], [3])",
-        "[1 5]",
-    ),
-    (
-        polyder,
-        "Return a derivative of a polynomial.",
-        f"{_ONE}\nm : int\n    Which derivative.",
-        "polyder([1, 2, 3])",
-        "[2 2]",
-    ),
-    (
-        polydiv,
-        "Return quotient and remainder of two polynomials.",
-        _PAIR.replace("a1, a2", "u, v"),
-        "polydiv([1, 0, -1], [1, 1])[0]",
-        "[ 1. -1.]",
-    ),
-    (
-        polyfit,
-        "Return the polynomial that fits points best, by least squares.",
-        _POINTS,
-        "polyfit([0, 1, 2], [1, 3, 5], 1).round(6)",
-        "[2. 1.]",
-    ),
-    (
-        polyint,
-        "Return an antiderivative of a polynomial.",
-        _INTEGRAL,
-        "polyint([2, 2])",
-        "[1. 2. 0.]",
-    ),
-    (
-        polymul,
-        "Return the product of two polynomials.",
-        _PAIR,
-        "polymul([1, 1], [1, -1])",
-        "[ 1  0 -1]",
-    ),
-    (
-        polysub,
-        "Return the difference of two polynomials.",
-        _PAIR,
-        "polysub([1, 2], [3])",
-        "[ 1 -1]",
-    ),
-    (roots, "Return the zeros of a polynomial.", _ONE, "roots([1, 0, -1])", "[-1.  1.]"),
-):
-    _function.__doc__ = _FEW.format(
-        sentence=_sentence, arguments=_arguments, example=_example, shown=_shown
-    )
-    register(_function)
 
 
 # --- of many items -------------------------------------------------------------------------------
@@ -289,12 +260,7 @@ def _horner(coefficients: Buffer, block: Buffer) -> Buffer:
     return values
 
 
-def _values_spec(_: Op, call: Call) -> Spec:
-    (shape,) = call.shapes
-    return pointwise((shape,), shape)
-
-
-_polyval = Op("polyval", _horner, _values_spec, dtypes=lambda _, call: (call.static, call.static))
+_polyval = Op("polyval", _horner, pointwise_spec, dtypes=lambda _, call: (call.static,) * 2)
 
 
 @register
@@ -351,9 +317,9 @@ def _vander_spec(_: Op, call: Call) -> Layouts:
     return Layouts((whole,), carry_cuts(whole, (*layout.shape, count), {0: 0}))
 
 
-def _vander_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    dtype = np.vander(np.zeros(1, call.dtypes[0]), 1).dtype
-    return dtype, dtype
+@dtypes_of
+def _vander_dtypes(_: Op, call: Call) -> Any:
+    return np.vander(np.zeros(1, call.dtypes[0]), 1)
 
 
 def _vander_bind(step: Step) -> Callable[[Buffer], Buffer]:

@@ -66,8 +66,7 @@ def _first(step: Step) -> Callable[[Buffer], State]:
     """Return the function that gives value and global index of a block's first extreme."""
     source, place = step.sources[0], step.op.local
     axes = normalize_axes(step.call.static[0], source.ndim)
-    box = source.local_box()
-    assert box is not None  # only processes of the mesh have items
+    box = source.own_box
     grid = np.ogrid[tuple([slice(stop - start) for start, stop in box])]
     places = _strides(source.shape)
     shape = (1,) * source.ndim

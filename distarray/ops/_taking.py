@@ -27,9 +27,9 @@ from distarray.core import (
     check_writable,
     describe,
     method_makers,
-    normalize_operands,
+    normalize_arrays,
     plain_buffer,
-    pointwise,
+    pointwise_spec,
     register,
     run,
     write_out,
@@ -128,7 +128,7 @@ def take(
         x = asarray(plain_buffer(x, "take"), mesh=there, placements=[Replicate()] * there.ndim)
     if out is not None:
         check_out("take", x, out)
-    several = index if index.ndim else _with_axis(index)
+    several = index if index.ndim else index[None]
     axis = 0 if axis is None and x.ndim == 1 and x.size else axis
     if axis is None:
         x = _countable(x)
@@ -201,8 +201,8 @@ def put(x: Any, /, ind: Any, v: Any, mode: str = "raise") -> None:
         raise IndexingError(f"put got {index.size} indices for an array of shape {x.shape}")
     if not values.size or not index.size:
         return
-    target = _with_axis(x) if x.ndim == 0 else x
-    index = index if index.ndim else _with_axis(index)
+    target = x if x.ndim else x[None]
+    index = index if index.ndim else index[None]
     values = _repeated(values, index)
     _put_flat("put", target, _in_range(index, target.size, mode), values)
 
@@ -328,7 +328,7 @@ def put_along_axis(x: Any, /, indices: Any, values: Any, axis: int | None) -> No
     check_distributed("put_along_axis", x)
     index = _read_lines("put_along_axis", x, indices, axis)
     if axis is None:
-        target = _with_axis(x) if x.ndim == 0 else x
+        target = x if x.ndim else x[None]
         numbers = _read_indices("put_along_axis", index)
         _put_flat("put_along_axis", target, numbers, values)
     else:
@@ -518,10 +518,7 @@ def choose(x: Any, /, choices: Any, out: Any = None, mode: str = "raise") -> Any
             f"choose got an array of {x.dtype}; integers name one of the choices, and int64 holds "
             "them"
         )
-    arrays = [
-        one if isinstance(one, BaseArray) else np.asarray(one)
-        for one in normalize_operands("choose", several)
-    ]
+    arrays = normalize_arrays("choose", several)
     check_out("choose", x, out)
     return write_out("choose", out, run(_choose, (x, *arrays), mode))
 
@@ -530,10 +527,6 @@ def _choose_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
     with ErrorsOfNumPy("choose"):
         dtype = np.result_type(*call.dtypes[1:])
     return dtype, dtype
-
-
-def _choose_spec(_: Op, call: Call) -> Spec:
-    return pointwise(call.shapes, broadcast_shape("choose", call.shapes))
 
 
 def _choose_bind(step: Step) -> Callable[..., Buffer]:
@@ -557,7 +550,7 @@ def _choose_bind(step: Step) -> Callable[..., Buffer]:
 _choose = Op(
     "choose",
     np.choose,
-    _choose_spec,
+    pointwise_spec,
     dtypes=_choose_dtypes,
     bind=_choose_bind,
     check=lambda _: True,
@@ -682,11 +675,6 @@ def _in_flat_order(x: Any, index: Any) -> tuple[Any, tuple[Any, ...]]:
         key.append(remainder(index, size))
         index = floor_divide(index, size)
     return x, (index, *key[::-1])
-
-
-def _with_axis(x: Any) -> Any:
-    """Return an array without axes as one of one item, in the same memory."""
-    return getitem(x, None) if isinstance(x, BaseArray) else x.reshape(1)
 
 
 def _countable(x: Any) -> Any:

@@ -17,13 +17,12 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.core import (
     BaseArray,
-    Call,
     Op,
     Step,
     device_of,
     normalize_dtype,
     plain_buffer,
-    pointwise,
+    pointwise_spec,
     run,
 )
 from distarray.errors import (
@@ -223,15 +222,11 @@ def _row(name: str) -> Op:
     return Op(
         name,
         np.broadcast_arrays,
-        _spec,
+        pointwise_spec,
         dtypes=lambda _, call: (call.static, call.static),
         bind=_bind,
         check=lambda _: True,  # only the processes that have a value know whether it makes sense
     )
-
-
-def _spec(_: Op, call: Call) -> Any:
-    return pointwise(call.shapes, np.broadcast_shapes(*call.shapes))
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:

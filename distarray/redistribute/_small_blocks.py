@@ -112,8 +112,7 @@ def are_small(
 
 def largest_block(layout: Layout, dtype: np.dtype[Any]) -> int:
     """Return the bytes that the largest block of a layout takes in a message."""
-    items = prod([partition.largest for partition in layout._partitions])
-    return _padded(items * dtype.itemsize)
+    return _padded(layout.largest_block * dtype.itemsize)
 
 
 def _padded(nbytes: int) -> int:

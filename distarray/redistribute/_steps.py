@@ -7,7 +7,6 @@ others are exchanges with a name: a regular pattern for which a transport may ha
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -19,7 +18,6 @@ from distarray.layout import box as boxes
 from distarray.redistribute import _schedule
 from distarray.redistribute._blocks import (
     block_at,
-    is_explicit,
     kept_partial,
     op_of,
     real_cuts,
@@ -191,16 +189,16 @@ class ExchangeStep(_Exchange):
             for i, p in enumerate(dst.placements)
             if type(p) is not Shard and i not in fixed
         )
-        incoming = _largest_block(dst) * choice.contributions
-        outgoing = _largest_block(src) * readers
+        incoming = dst.largest_block * choice.contributions
+        outgoing = src.largest_block * readers
         values = max_bytes // max(self.dtype.itemsize, 1)
         if incoming + outgoing <= values:
             return self
         # Every message has a value more than its part at most.
-        senders, receivers = _block_count(src) * choice.contributions, _block_count(dst) * readers
+        senders, receivers = src.block_count * choice.contributions, dst.block_count * readers
         peers = min(incoming, senders) + min(outgoing, receivers)
         rounds = -(-(incoming + outgoing) // max(values - peers, 1))
-        return self._replace(rounds=max(min(rounds, _largest_block(dst), _largest_block(src)), 1))
+        return self._replace(rounds=max(min(rounds, dst.largest_block, src.largest_block), 1))
 
     def _largest_round(self, rank: int, transfers: tuple[Transfer, ...]) -> int:
         """Return a bound on the bytes of these transfers in one round: an equal part of each."""
@@ -318,7 +316,7 @@ class AllReduceStep(_AllReduce):
     def in_rounds(self, max_bytes: int) -> AllReduceStep:
         """Return the step with the rounds in which the largest piece stays within a bound."""
         group = prod(self.src.mesh.shape[i] for i in self.mesh_axes)
-        piece = -(-_largest_block(self.src) // group)
+        piece = -(-self.src.largest_block // group)
         values = max(max_bytes // max(self.dtype.itemsize, 1), 1)
         return self._replace(rounds=max(-(-piece // values), 1))
 
@@ -440,19 +438,3 @@ def check_max_bytes(max_bytes: int) -> None:
             f"max_bytes={max_bytes}: the scratch of a redistribution needs at least one byte; "
             "leave max_bytes out to do it in one round"
         )
-
-
-def _largest_block(layout: Layout) -> int:
-    """Return the number of values of a layout's largest block."""
-    size = 1
-    for axis in range(layout.ndim):
-        partition = layout.partition(axis)
-        if is_explicit(layout, axis):
-            size *= max(stop - start for start, stop in pairwise(partition.offsets))
-        else:
-            size *= partition.length(0)
-    return size
-
-
-def _block_count(layout: Layout) -> int:
-    return prod(layout.partition(axis).count for axis in range(layout.ndim))

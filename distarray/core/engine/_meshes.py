@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from distarray.comm import Communicator
 from distarray.errors import DeviceError, MeshError
 from distarray.layout import Layout, Replicate
 from distarray.typing import Shape
@@ -42,6 +43,12 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
         "(or on sub-meshes of it); make them there with mesh=, or inside of da.use_mesh(mesh), or "
         "move one with x.redistribute(placements, mesh=other.mesh)"
     )
+
+
+def several_ranks(mesh: Any, axes: Sequence[int]) -> Communicator | None:
+    """Return the communicator of this process along mesh axes; None where it is alone there."""
+    found: Communicator | None = mesh.communicator(tuple(axes)) if axes else None
+    return None if found is None or found.size == 1 else found
 
 
 def device_of(layout: Layout) -> str:

@@ -18,8 +18,9 @@ from distarray.core._arguments import (
 )
 from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import PLAIN_SCALARS
+from distarray.core._op import Call, Op
 from distarray.core._read_only import check_writable
-from distarray.core._spec import pointwise
+from distarray.core._spec import Spec, pointwise
 from distarray.core.engine._blocks import move, move_all
 from distarray.core.engine._float_errors import convert_on_all
 from distarray.core.engine._fusion import defer_cast
@@ -81,18 +82,21 @@ def normalize_operand(name: str, value: Any, objects: bool = False) -> Any:
     return array
 
 
+def normalize_arrays(name: str, operands: Sequence[Any]) -> list[Any]:
+    """Return operands as `normalize_operands` does, numbers as arrays without axes."""
+    return [x if hasattr(x, "ndim") else np.asarray(x) for x in normalize_operands(name, operands)]
+
+
 def normalize_operands(name: str, operands: Sequence[Any], objects: bool = False) -> list[Any]:
     """Return operands, lists of distributed ones as one, plain ones as `normalize_operand` does."""
     return [
         x
         if isinstance(x, (BaseArray, *PLAIN_SCALARS))
-        else _normalize_joined(name, join_arrays(x), objects)
+        else joined
+        if isinstance(joined := join_arrays(x), BaseArray)
+        else normalize_operand(name, joined, objects)
         for x in operands
     ]
-
-
-def _normalize_joined(name: str, x: Any, objects: bool) -> Any:
-    return x if isinstance(x, BaseArray) else normalize_operand(name, x, objects)
 
 
 def lift_layouts(name: str, parts: Sequence[Any]) -> list[Layout]:
@@ -122,6 +126,11 @@ def broadcast_shape(name: str, shapes: Sequence[Shape]) -> Shape:
             f"{name} of shapes {shown}: they do not broadcast; sizes must be equal or 1, counted "
             "from the last axis (reshape, or add axes with x[None])"
         ) from None
+
+
+def pointwise_spec(op: Op, call: Call) -> Spec:
+    """Return the spec of an operation item by item that has no rules for Partial operands."""
+    return pointwise(call.shapes, broadcast_shape(op.name, call.shapes))
 
 
 def local_blocks(name: str, first: BaseArray, operands: Sequence[Any]) -> list[Any]:

@@ -45,6 +45,7 @@ from distarray.core.engine._float_errors import (
     errors_raise,
     refuses_items,
 )
+from distarray.core.engine._meshes import several_ranks
 from distarray.core.engine._operands import lift_layouts, local_blocks, normalize_operands
 from distarray.core.engine._policy import permit, permit_exchange
 from distarray.core.engine._resolution import resolve
@@ -323,6 +324,18 @@ class Step:
     def __str__(self) -> str:
         return f"{self.op.name} of {', '.join(map(str, self.sources))}"
 
+    @property
+    def plan(self) -> Any:
+        """What the spec has found out that the local step has to know."""
+        assert isinstance(self.spec, Layouts)
+        return self.spec.plan
+
+    def token(self, *what: object) -> int:
+        """Return a number that tells this step from others, the same on all ranks."""
+        layouts = [source.fingerprint for source in self.sources]
+        dtypes = [dtype.str for dtype in self.call.dtypes]
+        return token(self.op.name, *what, layouts, self.call.static, dtypes)
+
     def ask(self) -> None:
         """Ask the policy about what the local step sends by itself."""
         for src, dst, planned in self.sends:
@@ -575,7 +588,6 @@ class _Exchange:
     def __init__(self, step: Step) -> None:
         assert isinstance(step.spec, Spec)
         source, letters = step.sources[0], step.spec.inputs[0]
-        mesh: Any = source.mesh
         exchanged = step.spec.exchanged or ()
         axes = [axis for axis, letter in enumerate(letters) if letter in exchanged]
         cutting = tuple(m for axis in axes for m in source.sharding_axes(axis))
@@ -583,11 +595,7 @@ class _Exchange:
         if self._combine is None:  # else the ranks are those of the blocks in order
             cutting = tuple(sorted(cutting))
         self._step = step
-        dtypes = [dtype.str for dtype in step.call.dtypes]
-        self._token = token(step.op.name, source.fingerprint, step.call.static, dtypes)
-        self._communicator: Communicator | None = None
-        if cutting and mesh.communicator(cutting).size > 1:
-            self._communicator = mesh.communicator(cutting)
+        self._token, self._communicator = step.token(), several_ranks(source.mesh, cutting)
         everyone = _boxes_along(source, cutting)
         self._filled = [i for i, box in enumerate(everyone) if boxes.volume(box)]
         blocks, _, lines = _extents(source, step.spec)
@@ -598,8 +606,7 @@ class _Exchange:
             and source.size > 0
             and nbytes > FOLDED_BY_ALL
         )
-        own = source.local_box()
-        assert own is not None  # only processes of the mesh exchange
+        own = source.own_box
         self.boxes: Sequence[Box] = [own]
         if self._communicator is not None and self._filled:
             self.boxes = [everyone[i] for i in self._filled]
@@ -691,18 +698,12 @@ class _Lengths:
 
     def __init__(self, step: Step, axis: int) -> None:
         self._step, self._axis, self._template = step, axis, step.output
-        mesh: Any = step.output.mesh
         if step.outside:
             raise unknown_shape(step)
         # In the order of the cuts, so that ranks are numbered as blocks are.
-        cutting = step.output.sharding_axes(axis)
-        self._communicator: Communicator | None = None
-        if cutting and mesh.communicator(cutting).size > 1:
-            self._communicator = mesh.communicator(cutting)
+        self._communicator = several_ranks(step.output.mesh, step.output.sharding_axes(axis))
         self._known: dict[tuple[int, ...], ref[Layout]] = {}
-        dtypes = [dtype.str for dtype in step.call.dtypes]
-        layouts = [source.fingerprint for source in step.sources]
-        self._token = token("lengths", step.op.name, layouts, step.call.static, dtypes)
+        self._token = step.token("lengths")
 
     def __call__(self, block: Buffer | None) -> Layout:
         """Return the layout of the result (collective along the mesh axes that cut the axis)."""

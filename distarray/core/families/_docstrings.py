@@ -159,6 +159,18 @@ def fill_arguments(function: F) -> F:
     return function
 
 
+def documented(template: str, name: str = "", **fields: Any) -> Callable[[F], F]:
+    """Return the decorator that fills in a function's docstring, and gives it its name."""
+
+    def document(function: F) -> F:
+        if name:
+            function.__name__ = function.__qualname__ = name
+        function.__doc__ = template.format(name=function.__name__, **fields)
+        return function
+
+    return document
+
+
 def reduction(op: Op, sentence: str) -> str:
     """Return the documentation of a reduction."""
     extra = () if op.reproducible is None else ("reproducible",)

@@ -479,6 +479,22 @@ def _of_plain(op: Op, operands: Sequence[Any], static: Any) -> Any:
         raise refusal_error(op.name, error, operands) from error
 
 
+def dtypes_of(function: Callable[[Op, Call], Any]) -> Callable[[Op, Call], tuple[Any, Any]]:
+    """Return the `dtypes` of a row: those of what a function makes of few items."""
+
+    def dtypes(op: Op, call: Call) -> tuple[Any, Any]:
+        try:
+            found = function(op, call)
+        except DistArrayError:
+            raise
+        except (TypeError, ValueError) as error:  # NumPy refuses text, for one, by either
+            raise refusal_error(op.name, TypeError(error), call.dtypes) from error
+        given = tuple([one.dtype for one in found]) if isinstance(found, tuple) else found.dtype
+        return given, given
+
+    return dtypes
+
+
 def refusal_error(name: str, error: Exception, operands: Sequence[Any]) -> DistArrayError:
     """Return the error for operands, or their dtypes, that the local function refused."""
     if isinstance(error, DistArrayError):

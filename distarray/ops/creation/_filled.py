@@ -17,6 +17,7 @@ from distarray.core import (
     check_device_name,
     choose_mesh,
     device_of,
+    documented,
     empty_block,
     new_array,
     normalize_dtype,
@@ -92,7 +93,7 @@ def check_bytes(layout: Layout, dtype: np.dtype[Any]) -> None:
         See above.
     """
     if layout.size * dtype.itemsize > sys.maxsize:
-        largest = dtype.itemsize * prod(layout.partition(i).largest for i in range(layout.ndim))
+        largest = dtype.itemsize * layout.largest_block
         if largest > sys.maxsize:
             raise OutOfMemoryError(
                 f"an array of shape {layout.shape} and dtype {dtype} has blocks of {largest} bytes "
@@ -260,6 +261,7 @@ def _of_shape(
 ) -> Callable[..., Any]:
     """Return a public function that makes an array of a shape."""
 
+    @documented(_DOCUMENTATION, name, sentence=sentence, example=example, **_OF_SHAPE, **_NO_VALUE)
     def create(
         shape: Any,
         dtype: Any = None,
@@ -271,10 +273,6 @@ def _of_shape(
         layout = target_layout(normalize_shape(shape), mesh, placements, device)
         return make(layout, normalize_dtype(dtype))
 
-    create.__doc__ = _DOCUMENTATION.format(
-        sentence=sentence, example=example, **_OF_SHAPE, **_NO_VALUE
-    )
-    create.__name__ = create.__qualname__ = name
     return create
 
 
@@ -283,6 +281,7 @@ def _like(
 ) -> Callable[..., Any]:
     """Return a public function that makes an array like another."""
 
+    @documented(_DOCUMENTATION, name, sentence=sentence, example=example, **_LIKE, **_NO_VALUE)
     def create(
         x: Any,
         /,
@@ -296,8 +295,6 @@ def _like(
         layout = _layout_like(x, shape, mesh, placements, device)
         return make(layout, _dtype_like(x, dtype))
 
-    create.__doc__ = _DOCUMENTATION.format(sentence=sentence, example=example, **_LIKE, **_NO_VALUE)
-    create.__name__ = create.__qualname__ = name
     return create
 
 
@@ -329,6 +326,13 @@ ones_like = _like(
 )
 
 
+@documented(
+    _DOCUMENTATION,
+    sentence="Return an array filled with one value.",
+    example="print(da.full(3, 7))\n[7 7 7]",
+    **{**_OF_SHAPE, "dtype": "the value's own, as NumPy finds it"},
+    **_VALUE,
+)
 def full(
     shape: Any,
     fill_value: Any,
@@ -346,6 +350,13 @@ def full(
     return fill_layout(layout, kind, fill_value)
 
 
+@documented(
+    _DOCUMENTATION,
+    sentence="Return one value everywhere, with the shape, dtype and layout of another.",
+    example="print(da.full_like(da.arange(3), 7))\n[7 7 7]",
+    **_LIKE,
+    **_VALUE,
+)
 def full_like(
     x: Any,
     /,
@@ -366,20 +377,6 @@ def _known(value: Any) -> Any:
     if isinstance(value, BaseArray) and not value.ndim:
         return read_values("fill_value", value)
     return value
-
-
-full.__doc__ = _DOCUMENTATION.format(
-    sentence="Return an array filled with one value.",
-    example="print(da.full(3, 7))\n[7 7 7]",
-    **{**_OF_SHAPE, "dtype": "the value's own, as NumPy finds it"},
-    **_VALUE,
-)
-full_like.__doc__ = _DOCUMENTATION.format(
-    sentence="Return one value everywhere, with the shape, dtype and layout of another.",
-    example="print(da.full_like(da.arange(3), 7))\n[7 7 7]",
-    **_LIKE,
-    **_VALUE,
-)
 
 
 def _as_numpy(like: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core import check_integer
+from distarray.core import check_integer, documented
 from distarray.errors import ArgumentTypeError
 from distarray.layout import Placement
 from distarray.ops.creation._filled import build, target_layout
@@ -52,6 +52,7 @@ Formula = Callable[[Buffer, int], Buffer]
 
 
 def _window(name: str, sentence: str, formula: Formula) -> Callable[..., Any]:
+    @documented(_DOCUMENTATION, name, sentence=sentence, beta="", arguments="12")
     def window(
         M: int,  # noqa: N803 (NumPy's name)
         /,
@@ -62,8 +63,6 @@ def _window(name: str, sentence: str, formula: Formula) -> Callable[..., Any]:
     ) -> Any:
         return _make(name, M, formula, device, mesh, placements)
 
-    window.__name__ = window.__qualname__ = name
-    window.__doc__ = _DOCUMENTATION.format(sentence=sentence, name=name, beta="", arguments="12")
     return window
 
 
@@ -106,6 +105,12 @@ hanning = _window(
 )
 
 
+@documented(
+    _DOCUMENTATION,
+    sentence="Kaiser's window, made of Bessel functions",
+    beta="beta : float\n    Its shape: 0 gives a rectangle, 14 a narrow peak.\n",
+    arguments="12, 14",
+)
 def kaiser(
     M: int,  # noqa: N803 (NumPy's name)
     beta: Any,
@@ -128,11 +133,3 @@ def kaiser(
         return np.i0(shape * np.sqrt(inside)) / greatest
 
     return _make("kaiser", M, formula, device, mesh, placements)
-
-
-kaiser.__doc__ = _DOCUMENTATION.format(
-    sentence="Kaiser's window, made of Bessel functions",
-    name="kaiser",
-    beta="beta : float\n    Its shape: 0 gives a rectangle, 14 a narrow peak.\n",
-    arguments="12, 14",
-)

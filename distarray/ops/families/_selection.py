@@ -151,8 +151,8 @@ class Selection:
             step = self.step = steps[op, parts, source, x._local.dtype]
             # Ranks must agree on it: other items of one block leave layouts that are the same.
             self._purpose = Purpose(_number(items), self.text)
-            self._outcome = step.spec.plan
-            self.kept = step.spec.plan.kept
+            self._outcome = step.plan
+            self.kept = self._outcome.kept
         else:
             self.kept = parts.in_view(source)
 
@@ -311,8 +311,7 @@ def _outcome(layout: Layout, parts: Parts) -> Layouts:
 
 def _bind(step: Step) -> Callable[[Key, Purpose, Buffer], Buffer]:
     """Return the function that takes the selected items of this process's block."""
-    spec: Any = step.spec
-    found: Outcome = spec.plan
+    found: Outcome = step.plan
     output = found.output
     shape = output.local_shape()
     if found.is_local:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from distarray.core import BaseArray, cast, check_writable, move
-from distarray.ops.families._selection import WHOLE_AXIS, flip_axes, select, selection
+from distarray.ops.families._selection import WHOLE_AXIS, select, selection
 from distarray.ops.indexing._gather import select_by_arrays
 from distarray.ops.indexing._keys import Advanced, Index, broadcast_indices
-from distarray.ops.indexing._places import nonzero
 from distarray.ops.indexing._scatter import write_by_arrays
 from distarray.ops.indexing._values import check_device, check_kinds, on_device, read_value
 
@@ -35,7 +34,7 @@ def _with_places(found: Advanced) -> Advanced:
             continue
         array = found.arrays[index.operand]
         if index.is_mask and index.ndim:
-            places = (nonzero if isinstance(array, BaseArray) else np.nonzero)(array)
+            places = np.nonzero(array)
             indices += [Index(index.axis + k, 1, len(arrays) + k, False) for k in range(index.ndim)]
             arrays += places
         else:
@@ -108,15 +107,10 @@ def _without_leading(value: Any, count: int) -> Any:
     """Return a value without so many leading axes, if they are of length 1."""
     if count <= 0 or value.shape[:count] != (1,) * count:
         return value
-    first = (0,) * count
-    return select(_view, value, first).take(value) if isinstance(value, BaseArray) else value[first]
+    return value[(0,) * count]
 
 
 def _reversed(value: Any, axes: list[int]) -> Any:
     """Return a value with its items reversed along those of some axes that it has."""
     axes = [axis for axis in axes if axis >= 0 and value.shape[axis] > 1]
-    if not axes:
-        return value
-    if isinstance(value, BaseArray):
-        return flip_axes(value, axes)
-    return np.flip(value, tuple(axes))
+    return np.flip(value, tuple(axes)) if axes else value

@@ -19,7 +19,6 @@ import numpy as np
 
 from distarray.comm import (
     Blocks,
-    Communicator,
     _backend,
     _memory,
     default_placements,
@@ -28,7 +27,6 @@ from distarray.comm import (
     record,
     recording,
     take_rows,
-    token,
 )
 from distarray.core import (
     BaseArray,
@@ -41,6 +39,7 @@ from distarray.core import (
     replicated_layout,
     run,
     run_beside,
+    several_ranks,
 )
 from distarray.errors import IndexingError, MeshError
 from distarray.layout import Layout, Replicate, Shard
@@ -247,7 +246,7 @@ def _gather_spec(_: Op, call: Call) -> Layouts:
     sends: tuple[tuple[Layout, Layout, bool], ...] = ()
     if count_blocks(layout, cutting) > 1:
         sends = ((layout, selected, False),)
-        if layout.size < prod(selected.partition(axis).largest for axis in range(selected.ndim)):
+        if layout.size < selected.largest_block:
             # A row comes once, however often it is asked for.
             sends = ((layout, replicated_layout(layout.mesh, layout.shape), True),)
     plan = Indexing(index, selected, cutting)
@@ -264,12 +263,10 @@ class IndexBlocks:
         self, step: Step, own: Sequence[Layout], axes: IndexedAxes, own_places: Sequence[bool]
     ) -> None:
         """`own` are the layouts of the index arrays, as they come."""
-        spec: Any = step.spec
-        found: Indexing = spec.plan
+        found: Indexing = step.plan
         layout = step.sources[0]
-        mesh: Any = found.indices.mesh
-        box = found.indices.local_box()
-        assert box is not None  # only processes of the mesh have blocks
+        mesh = found.indices.mesh
+        box = found.indices.own_box
         self.shape = boxes.shape(box)
         self._box, self._step, self._own, self._axes = box, step, own, axes
         self._indices = found.indices
@@ -277,16 +274,12 @@ class IndexBlocks:
         self._sizes = [0 if axis is None else layout.shape[axis] for axis in axes]
         self._blocks = [Blocks(layout.partition(a).offsets) for a in axes if a is not None]
         self._is_empty = 0 in found.indices.shape
-        self.communicator: Communicator | None = None
+        self.communicator = several_ranks(mesh, found.cutting)
         """Of the ranks that have the rows, where there are several."""
-        if found.cutting and mesh.communicator(found.cutting).size > 1:
-            self.communicator = mesh.communicator(found.cutting)
         telling = sorted(
             {m for one in own for m, p in enumerate(one.placements) if type(p) is Shard}
         )
-        self._telling: Communicator | None = None
-        if telling and mesh.communicator(telling).size > 1:
-            self._telling = mesh.communicator(telling)
+        self._telling = several_ranks(mesh, telling)
         self._tell_later = self.communicator is not None and {*telling} <= {*found.cutting}
         self.known: tuple[tuple[slice, ...], int, int] | None = None
         """Of one index that every rank has: this rank's part, the length of the axis, the axis."""
@@ -294,9 +287,7 @@ class IndexBlocks:
             (one,) = axes
             if one is not None:
                 self.known = self._part(own[0].shape), self._sizes[0], one
-        layouts = [one.fingerprint for one in step.sources]
-        dtypes = [dtype.str for dtype in step.call.dtypes]
-        self.token = token(step.op.name, layouts, repr(step.call.static), dtypes)
+        self.token = step.token()
 
     def read(self, blocks: Sequence[Buffer]) -> tuple[list[np.ndarray], IndexingError | None]:
         """Return the indices of this rank's part of the index, which broadcast to its shape.

@@ -67,13 +67,6 @@ _index = selection("indexing")
 _align = shape_function("assignment", lambda shape, axes: relabel(_place_axes(shape, axes)))
 
 
-def _moved(shape: Shape, pair: tuple[int, int]) -> tuple[DimMap, Any]:
-    return dimmap.moveaxis(shape, *pair), lambda _: lambda block: np.moveaxis(block, *pair)
-
-
-_move_axis = shape_function("indexing", _moved)
-
-
 def getitem(x: Any, key: Any) -> Any:
     """Return the items that `key` selects.
 
@@ -314,10 +307,10 @@ def _get_advanced(x: Any, found: Advanced) -> Any:
         result = result if chosen else getitem(result, nothing)
         return copy_array(result)
     index, mask = only
-    axis = index.axis - sum(_is_integer(one) for one in key.indices if one.axis < index.axis)
+    axis = index.axis - sum(one.operand is None for one in key.indices if one.axis < index.axis)
     result = select_by_mask(_view(x, _integers_as_such(key)), mask, axis)
     if axis != key.place:
-        result = run_one(_move_axis, result, (axis, key.place))
+        result = np.moveaxis(result, axis, key.place)
     if not chosen:  # False stands for an index array of no items
         broadcast_indices([(0,), (result.shape[key.place],)])
         result = getitem(result, nothing)
@@ -364,11 +357,6 @@ def _is_chosen(found: Advanced) -> bool:
     return all(bool(array) for array in found.arrays if not array.ndim)
 
 
-def _is_integer(index: Index) -> bool:
-    """Tell whether an index is an integer among arrays."""
-    return index.operand is None
-
-
 def _view(x: Any, entries: Key) -> Any:
     """Return the view that the basic part of a key selects."""
     if all(entry == WHOLE_AXIS for entry in entries):
@@ -378,7 +366,7 @@ def _view(x: Any, entries: Key) -> Any:
 
 def _integers_as_such(key: AdvancedKey) -> Key:
     """Return the basic part of a key with its integers, which drop their axes."""
-    at = {index.axis for index in key.indices if _is_integer(index)}
+    at = {index.axis for index in key.indices if index.operand is None}  # an integer
     return tuple((e[0] or 0) if axis in at else e for axis, e in enumerate(key.basic))
 
 
@@ -431,8 +419,7 @@ def _in_order_of_view(value: Any, key: AdvancedKey, mask: Index, flipped: Sequen
     if value.ndim and place != key.place:
         missing = range(value.ndim - ndim, value.ndim)
         value = _aligned(value, [axis if axis >= 0 else None for axis in missing])
-        pair = key.place, place
-        value = np.moveaxis(value, *pair) if _is_plain(value) else run_one(_move_axis, value, pair)
+        value = np.moveaxis(value, key.place, place)
     kept.insert(place, mask.axis)
     axes: list[int | None] = []
     for axis in range(len(key.view)):
@@ -444,13 +431,7 @@ def _in_order_of_view(value: Any, key: AdvancedKey, mask: Index, flipped: Sequen
     after = [a if a < mask.axis else a - mask.ndim + 1 for a in flipped]
     value = _aligned(value, axes)
     turned = [axis for axis in after if value.shape[axis] > 1]
-    if not turned:
-        return value
-    return np.flip(value, tuple(turned)) if _is_plain(value) else flip_axes(value, turned)
-
-
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, BaseArray)
+    return np.flip(value, tuple(turned)) if turned else value
 
 
 def _aligned(value: Any, axes: Sequence[int | None]) -> Any:

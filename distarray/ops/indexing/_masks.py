@@ -26,6 +26,7 @@ from distarray.core import (
     match_device,
     move,
     run,
+    several_ranks,
 )
 from distarray.errors import MeshError, ShapeError
 from distarray.layout import Layout, Replicate, Shard, counted, kept
@@ -301,12 +302,10 @@ def _block_of_mask(x: Any, mask: Any, target: Layout) -> Buffer:
 
 def _lengths(source: Layout, axis: int, own: int) -> list[int]:
     """Return how many items the mask selects in each block along an axis (collective)."""
-    mesh: Any = source.mesh
-    cutting = source.sharding_axes(axis)
-    if not cutting or mesh.communicator(cutting).size == 1:
+    comm = several_ranks(source.mesh, source.sharding_axes(axis))
+    if comm is None:
         return [own]
-    purpose = token(_ASSIGNMENT, source.fingerprint, axis)
-    return gather_lengths(mesh.communicator(cutting), own, purpose, _ASSIGNMENT)
+    return gather_lengths(comm, own, token(_ASSIGNMENT, source.fingerprint, axis), _ASSIGNMENT)
 
 
 def _check_mesh(x: Any, value: Any) -> None:

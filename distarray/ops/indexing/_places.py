@@ -154,9 +154,7 @@ def _spec(op: Op, call: Call) -> Layouts:
 
 def _bind(step: Step) -> Callable[[Buffer], Any]:
     source, form = step.sources[0], step.op.name
-    box = source.local_box()
-    assert box is not None  # outside the mesh nobody can know the shape
-    start = box[0][0]
+    start = source.own_box[0][0]
 
     def function(mask: Buffer) -> Any:
         if form == _FLAT:

@@ -127,9 +127,7 @@ class _Value:
     """Brings blocks of a value into rows: one for each item of this rank's part of the index."""
 
     def __init__(self, layout: Layout, found: Indexing, place: int) -> None:
-        box = found.selected.local_box()
-        assert box is not None  # only processes of the mesh have blocks
-        self._shape = boxes.shape(box)
+        self._shape = boxes.shape(found.selected.own_box)
         s = found.indices.ndim
         of_index = range(place, place + s)
         first = found.selected.ndim - layout.ndim
@@ -157,8 +155,7 @@ class _Value:
 
 def _bind(step: Step) -> Callable[..., Buffer]:
     axes, place, own_places, ufunc = step.call.static
-    spec: Any = step.spec
-    found: Indexing = spec.plan
+    found: Indexing = step.plan
     n = len(axes)
     depth = sum(axis is not None for axis in axes)
     index = IndexBlocks(step, step.sources[1 : 1 + n], axes, own_places)

@@ -35,6 +35,7 @@ from distarray.core import (
     check_target,
     error_state,
     errors_raise,
+    normalize_arrays,
     normalize_operands,
     numeric,
     products_of,
@@ -50,8 +51,6 @@ from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
-from distarray.ops.manipulation._reshape import reshape
-from distarray.ops.manipulation._shape import broadcast_to, moveaxis
 from distarray.ops.statistical._reductions import without_partial
 from distarray.ops.statistical._reproducible import round_states, sum_state, words_dtype
 from distarray.typing import Shape
@@ -307,15 +306,9 @@ _exact_vecdot = Op(
 def _sum_products(x1: Any, x2: Any, axis: int, conjugates: bool = True) -> Any:
     """Return the exact sums of rounded products along an axis of both, rounded once."""
     if x1.shape != x2.shape:
-        x1, x2 = (
-            moveaxis(x, axis, -1) if isinstance(x, BaseArray) else np.moveaxis(x, axis, -1)
-            for x in (x1, x2)
-        )
+        x1, x2 = (np.moveaxis(x, axis, -1) for x in (x1, x2))
         shape = np.broadcast_shapes(x1.shape, x2.shape)
-        x1, x2 = (
-            broadcast_to(x, shape) if isinstance(x, BaseArray) else np.broadcast_to(x, shape)
-            for x in (x1, x2)
-        )
+        x1, x2 = (np.broadcast_to(x, shape) for x in (x1, x2))
         axis = -1
     return run(_exact_vecdot, (x1, x2), (axis, conjugates))
 
@@ -419,7 +412,7 @@ def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
     """Return the matrix product to the same bits anywhere."""
     from distarray.ops.linear_algebra._reproducible import multiply_matrices, result_dtype
 
-    x1, x2 = _as_arrays(name, x1, x2)
+    x1, x2 = normalize_arrays(name, (x1, x2))
     dtype = result_dtype(name, x1, x2)
     if dtype is None or not any(isinstance(x, BaseArray) for x in (x1, x2)):
         return run_product(_matmul, (x1, x2), None, out)
@@ -467,10 +460,6 @@ def _layout_of_blocks(x1: Any, x2: Any) -> Layout | None:
         return None
     step = step_for(_matmul, (x1, x2))
     return step.partial if step.still and not step.partial.has_partial else None
-
-
-def _as_arrays(name: str, *operands: Any) -> list[Any]:
-    return [x if hasattr(x, "ndim") else np.asarray(x) for x in normalize_operands(name, operands)]
 
 
 @register
@@ -548,7 +537,7 @@ def vecdot(x1: Any, x2: Any, /, axis: int = -1, *, reproducible: bool = False) -
         return run(_vecdot, (x1, x2), axis)
     from distarray.ops.linear_algebra._reproducible import result_dtype
 
-    x1, x2 = _as_arrays("vecdot", x1, x2)
+    x1, x2 = normalize_arrays("vecdot", (x1, x2))
     dtype = result_dtype("vecdot", x1, x2)
     if dtype is None or not any(isinstance(x, BaseArray) for x in (x1, x2)):
         return run(_vecdot, (x1, x2), axis)
@@ -628,10 +617,7 @@ def outer(x1: Any, x2: Any, /, out: Any = None) -> Any:
      [6 8]]
     """
     x1, x2 = normalize_operands("outer", (x1, x2))
-    column, row = (
-        reshape(x, shape) if isinstance(x, BaseArray) else np.reshape(x, shape)
-        for x, shape in ((x1, (-1, 1)), (x2, (1, -1)))
-    )
+    column, row = np.reshape(x1, (-1, 1)), np.reshape(x2, (1, -1))
     return multiply(column, row, out=out)  # a product of matrices adds to 0.0, which loses -0.0
 
 

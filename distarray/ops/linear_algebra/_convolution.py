@@ -20,18 +20,18 @@ from distarray.core import (
     Step,
     check_distributed,
     choice_error,
+    dtypes_of,
     empty_block,
-    normalize_operands,
+    normalize_arrays,
     register,
     replicated_layout,
     run,
 )
-from distarray.errors import ArgumentError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout
 from distarray.ops.elementwise._rounding import conj
 from distarray.ops.families._neighbours import Reach, fetch, fetch_rims, own_block, sent
 from distarray.ops.families._relabel import carry_cuts
-from distarray.ops.manipulation._shape import flip
 from distarray.typing import Buffer
 
 KERNEL_BYTES = 1 << 20
@@ -63,17 +63,13 @@ def _spec(_: Op, call: Call) -> Layouts:
     return Layouts((whole, replicated_layout(layout.mesh, kernel.shape)), output, sends)
 
 
-def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        slide: Any = np.convolve  # whose stub knows fewer dtypes
-        dtype = slide(*(np.zeros(1, dtype) for dtype in call.dtypes)).dtype
-        if dtype.hasobject:  # of durations and numbers NumPy makes objects
-            raise TypeError("they have no dtype in common")
-    except (TypeError, ValueError) as error:
-        raise DTypeError(
-            f"{op.name} of {' and '.join(map(str, call.dtypes))}: {error}; convert with astype"
-        ) from None
-    return dtype, dtype
+@dtypes_of
+def _dtypes(_: Op, call: Call) -> Any:
+    slide: Any = np.convolve  # whose stub knows fewer dtypes
+    found = slide(*(np.zeros(1, dtype) for dtype in call.dtypes))
+    if found.dtype.hasobject:  # of durations and numbers NumPy makes objects
+        raise TypeError("they have no dtype in common")
+    return found
 
 
 def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
@@ -151,9 +147,7 @@ _OPERATIONS = {
 
 def _arguments(name: str, x1: Any, x2: Any, mode: Any) -> tuple[Any, Any]:
     """Return operands of one axis, the one of which is distributed, after checking all."""
-    arrays = [
-        x if hasattr(x, "ndim") else np.asarray(x) for x in normalize_operands(name, (x1, x2))
-    ]
+    arrays = normalize_arrays(name, (x1, x2))
     if name == "convolve":  # which takes numbers as well, as NumPy does
         arrays = [x if x.ndim else x[None] for x in arrays]
     check_distributed(name, next((x for x in arrays if isinstance(x, BaseArray)), arrays[0]))
@@ -257,4 +251,4 @@ def _conjugate(x: Any) -> Any:
 
 
 def _mirror(x: Any) -> Any:
-    return flip(x) if isinstance(x, BaseArray) else x[::-1]
+    return x[::-1]

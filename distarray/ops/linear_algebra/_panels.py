@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise, product
-from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +25,7 @@ import numpy as np
 from distarray.comm import _backend, _memory
 from distarray.core import Letters, Move, Panels, Spec, Step
 from distarray.layout import Layout, mark_counted
+from distarray.ops.families._relabel import resize_axis
 from distarray.redistribute import (
     Handle,
     read_in_place,
@@ -352,19 +352,15 @@ def _for_blas(block: Buffer) -> Buffer:
 
 def _narrowed(layout: Layout, axis: int, offsets: dict[int, int]) -> Layout:
     """Return the layout of a panel; `offsets` are its boundaries for those of the whole axis."""
-    boundaries = dict(layout.boundaries or {})
+    length, bounds = offsets[layout.shape[axis]], None
     if layout.sharding_axes(axis):
-        boundaries[axis] = tuple(offsets[at] for at in layout.partition(axis).offsets)
-    length = offsets[layout.shape[axis]]
-    shape = (*layout.shape[:axis], length, *layout.shape[axis + 1 :])
-    return layout.replace(shape=shape, boundaries=boundaries or None)
+        bounds = tuple(offsets[at] for at in layout.partition(axis).offsets)
+    return resize_axis(layout, axis, length, bounds)
 
 
 def _own(ranges: Sequence[Range], layout: Layout, axis: int) -> list[Range]:
     """Return which of the ranges lie in this process's block, counted from its start."""
-    box = layout.local_box()
-    assert box is not None  # only processes of the mesh multiply
-    first, last = box[axis]
+    first, last = layout.own_box[axis]
     found: list[Range] = []
     for start, stop in ranges:
         if start < stop and first <= start < last:
@@ -395,4 +391,4 @@ def _slice(axis: int, start: int, stop: int) -> tuple[slice, ...]:
 
 def _block_bytes(layout: Layout, dtype: np.dtype[Any]) -> int:
     """Return the bytes of the largest block."""
-    return dtype.itemsize * prod(layout.partition(axis).largest for axis in range(layout.ndim))
+    return dtype.itemsize * layout.largest_block

@@ -125,8 +125,7 @@ def _diagonal_spec(_: Op, call: Call) -> Layouts:
 
 def _diagonal_bind(step: Step) -> Callable[[Buffer], Buffer]:
     offset, rows, columns = step.call.static
-    box = step.sources[0].local_box()
-    assert box is not None  # only processes of the mesh have blocks
+    box = step.sources[0].own_box
     shift = offset + box[rows][0] - box[columns][0]
     return operator.methodcaller("diagonal", shift, rows, columns)
 

@@ -9,7 +9,6 @@ along the axes that were cut. Such copies are made up to a size alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,11 +136,7 @@ def _work(_: Spec, layouts: Sequence[Layout]) -> float:
     Of two ways alike in that, cuts of different axes leave the next transform less to exchange.
     """
     again = sum(len(x.sharding_axes(axis)) > 1 for x in layouts for axis in range(x.ndim))
-    return sum(map(_largest_block, layouts)) + again / (1 + again)
-
-
-def _largest_block(layout: Layout) -> int:
-    return prod(layout.partition(axis).largest for axis in range(layout.ndim))
+    return sum(layout.largest_block for layout in layouts) + again / (1 + again)
 
 
 def _outputs(step: Step) -> tuple[Layout, ...]:
@@ -154,8 +149,8 @@ def _outputs(step: Step) -> tuple[Layout, ...]:
     """
     axes: Axes = step.call.static
     for have, get, dtype in zip(step.call.layouts, step.sources, step.call.dtypes, strict=True):
-        nbytes = _largest_block(get) * dtype.itemsize
-        allowed = max(REPLICATED_BYTES, 2 * _largest_block(have.without_partial()) * dtype.itemsize)
+        nbytes = get.largest_block * dtype.itemsize
+        allowed = max(REPLICATED_BYTES, 2 * have.without_partial().largest_block * dtype.itemsize)
         if have is not get and nbytes > allowed:
             raise ImplicitCommunicationError(
                 f"{step.op.name} needs whole axes, and {have} cuts them: {nbytes} bytes would be "
@@ -218,8 +213,7 @@ def _own_part(step: Step, layout: Layout) -> tuple[slice, ...] | None:
     core = range(step.partial.ndim, layout.ndim)
     if all(layout.partition(axis).count == 1 for axis in core):
         return None
-    box = layout.local_box()
-    assert box is not None  # only processes of the mesh have blocks
+    box = layout.own_box
     return tuple(slice(*box[i]) if i in core else slice(None) for i in range(layout.ndim))
 
 

@@ -21,8 +21,8 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, DTypeError
 from distarray.layout import normalize_axis
-from distarray.ops.families._on_host import call_on_host
-from distarray.ops.families._relabel import carry_cuts
+from distarray.ops.families._relabel import resize_axis
+from distarray.ops.families._values import on_host
 from distarray.ops.manipulation._reshape import reshape
 from distarray.typing import Buffer
 
@@ -45,10 +45,8 @@ def _spec(op: Op, call: Call) -> Layouts:
             cuts = [min(-(-i // 8) * 8, end) for i in cuts]
             whole = whole.replace(boundaries={**(whole.boundaries or {}), axis: (*cuts, end)})
         bounds = [-(-i // 8) if op is _packed else min(8 * i, length) for i in cuts]
-        offsets = {axis: (*bounds, length)}
-    shape = (*layout.shape[:axis], length, *layout.shape[axis + 1 :])
-    axes = {a: a for a in range(layout.ndim)}
-    return Layouts((whole,), carry_cuts(whole, shape, axes, offsets))
+        offsets = (*bounds, length)
+    return Layouts((whole,), resize_axis(whole, axis, length, offsets))
 
 
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:
@@ -58,7 +56,7 @@ def _bind(step: Step) -> Callable[[Buffer], Buffer]:
     else:
         count = step.output.local_shape()[axis]
         local = functools.partial(_unpack, axis=axis, count=count, bitorder=order)
-    return lambda block: call_on_host(local, block)
+    return on_host(local)
 
 
 def _unpack(block: np.ndarray, *, axis: int, count: int, bitorder: Any) -> np.ndarray:

@@ -33,8 +33,8 @@ from distarray.core import (
     convert_on_all,
     copy_array,
     describe,
+    normalize_arrays,
     normalize_dtype,
-    normalize_operands,
     plain_buffer,
     register,
     run,
@@ -45,7 +45,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, mark_counted, normalize_axis
-from distarray.ops.families._relabel import carry_cuts
+from distarray.ops.families._relabel import carry_cuts, resize_axis
 from distarray.ops.families._selection import WHOLE_AXIS, selected_layout
 from distarray.ops.indexing._items import getitem, rows
 from distarray.ops.manipulation._reshape import change_shape
@@ -167,14 +167,13 @@ def concat_as(
     given = list_arrays(name, arrays)
     if out is None and dtype is None and axis is not None and _are_alike(given):
         return run(join(name), given, (normalize_axis(axis, given[0].ndim), None, None))
-    given = normalize_operands(name, given)
+    given = normalize_arrays(name, given)
     if not given:
         raise ShapeError(f"{name} got no arrays; pass at least one")
     check_distributed(name, next((x for x in given if isinstance(x, BaseArray)), given[0]))
     if axis is None:
         given = [change_shape(x, (-1,)) if isinstance(x, BaseArray) else np.ravel(x) for x in given]
         axis = 0
-    given = [x if isinstance(x, BaseArray) or hasattr(x, "ndim") else np.asarray(x) for x in given]
     dtypes = [x.dtype for x in given]
     if out is not None and dtype is not None:
         raise ArgumentTypeError(f"{name} takes dtype= or out=, which has a dtype, not both")
@@ -277,13 +276,6 @@ def join_shapes(shapes: Sequence[Shape], axis: int) -> Shape:
     return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
 
 
-def resize_axis(layout: Layout, axis: int, size: int) -> Layout:
-    """Return the layout with one axis of another length, cut by the default split if it is cut."""
-    shape = (*layout.shape[:axis], size, *layout.shape[axis + 1 :])
-    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a != axis}
-    return layout.replace(shape=shape, boundaries=boundaries or None)
-
-
 @register
 def stack(
     arrays: Sequence[Any],
@@ -322,9 +314,7 @@ def stack(
     shapes = [tuple(x.shape) for x in given]
     if len(set(shapes)) != 1:
         raise ShapeError(f"stack got shapes {tuple(shapes)}; pass arrays of one shape")
-    wide = [
-        expand_dims(x, axis) if isinstance(x, BaseArray) else np.expand_dims(x, axis) for x in given
-    ]
+    wide = [np.expand_dims(x, axis) for x in given]
     return concat_as("stack", wide, axis, out, dtype, casting)
 
 
@@ -492,9 +482,7 @@ def _repeat_spec(_: Op, call: Call) -> Layouts:
 
 def _repeat_bind(step: Step) -> Callable[[Buffer], Buffer]:
     axis, counts = step.call.static
-    box = step.sources[0].local_box()
-    assert box is not None  # only processes of the mesh have blocks
-    own = counts if isinstance(counts, int) else counts[slice(*box[axis])]
+    own = counts if isinstance(counts, int) else counts[slice(*step.sources[0].own_box[axis])]
     return lambda block: _repeated(block, own, axis)
 
 

@@ -74,7 +74,7 @@ class Route:
 
     def _arrive(self, layout: Layout) -> None:
         self.reached = layout
-        self.peak = max(self.peak, largest_block(layout))
+        self.peak = max(self.peak, layout.largest_block)
 
     def finish(self, shape: Shape) -> Route:
         """Add what `propagate` needs for the rest of the way to `shape`."""
@@ -122,7 +122,7 @@ def route(layout: Layout, shape: Shape) -> Route:
     """
     change = dimmap.reshape(layout.shape, shape)
     found = _plan(layout, change)
-    share = max(largest_block(layout), layout.size // ways(layout))
+    share = max(layout.largest_block, layout.size // layout.block_count)
     if not found.moves or found.peak <= TOLERATED * share:
         return found
     for other in (_by_groups(layout, change, shape), _at_once(layout, shape)):
@@ -164,16 +164,6 @@ def _at_once(layout: Layout, shape: Shape) -> Route:
     found = Route(layout)
     found.turn(range(layout.ndim), tuple(size for size in shape if size != 1))
     return found.finish(shape)
-
-
-def largest_block(layout: Layout) -> int:
-    """Return the number of items of the largest block."""
-    return prod(layout.partition(axis).largest for axis in range(layout.ndim))
-
-
-def ways(layout: Layout) -> int:
-    """Return into how many blocks the array is cut."""
-    return prod(layout.partition(axis).count for axis in range(layout.ndim))
 
 
 def cutting_axes(layout: Layout, axes: range) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ from distarray.core import (
     check_distributed,
     copy_array,
     describe,
+    documented,
+    normalize_arrays,
     normalize_operand,
     register,
 )
@@ -37,7 +39,7 @@ _KEYS: dict[int, dict[int, tuple[Any, ...]]] = {
 
 def _widen(x: Any, ndim: int) -> Any:
     key = _KEYS[ndim].get(x.ndim)
-    return x if key is None else getitem(x, key) if isinstance(x, BaseArray) else x[key]
+    return x if key is None else x[key]
 
 
 def _at_least(ndim: int, arrays: Sequence[Any]) -> Any:
@@ -64,27 +66,29 @@ Examples
 """
 
 
+@register
+@documented(_AT_LEAST, number="one axis", where="", ndim=1, shape=(4,))
 def atleast_1d(*arrays: Any) -> Any:
     return _at_least(1, arrays)
 
 
+@register
+@documented(_AT_LEAST, number="two axes", where=" in front", ndim=2, shape=(1, 4))
 def atleast_2d(*arrays: Any) -> Any:
     return _at_least(2, arrays)
 
 
+@register
+@documented(
+    _AT_LEAST,
+    number="three axes",
+    where=": rows at the front and the back, matrices at the back",
+    ndim=3,
+    shape=(1, 4, 1),
+)
 def atleast_3d(*arrays: Any) -> Any:
     return _at_least(3, arrays)
 
-
-for _function, _number, _where, _shape in (
-    (atleast_1d, "one axis", "", (4,)),
-    (atleast_2d, "two axes", " in front", (1, 4)),
-    (atleast_3d, "three axes", ": rows at the front and the back, matrices at the back", (1, 4, 1)),
-):
-    _function.__doc__ = _AT_LEAST.format(
-        number=_number, where=_where, ndim=len(_shape), shape=_shape
-    )
-    register(_function)
 
 # --- joins ---------------------------------------------------------------------------------------
 
@@ -93,7 +97,8 @@ _STACK = """Join arrays {how}.
 Parameters
 ----------
 arrays : sequence of DistArray or array
-    {what} Plain arrays must be the same on every process.
+    Equal in shape but for the axis that they are joined along. Plain arrays must be the same on
+    every process.
 {dtype}
 Returns
 -------
@@ -122,53 +127,46 @@ casting : str
 
 def _arrays(name: str, arrays: Any) -> list[Any]:
     """Return what is to be joined, numbers and lists as plain arrays."""
-    given = [normalize_operand(name, x) if not isinstance(x, BaseArray) else x
-             for x in list_arrays(name, arrays)]  # fmt: skip
+    given = normalize_arrays(name, list_arrays(name, arrays))
     if not given:
         raise ShapeError(f"{name} got no arrays; pass at least one")
-    return [x if hasattr(x, "ndim") else np.asarray(x) for x in given]
+    return given
 
 
+@register
+@documented(
+    _STACK, how="along their second axis, or the first of those with one", dtype=_DTYPE, shape=(6,)
+)
 def hstack(arrays: Sequence[Any], /, *, dtype: Any = None, casting: Any = "same_kind") -> Any:
     given = [_widen(x, 1) for x in _arrays("hstack", arrays)]
     return concat_as("hstack", given, 0 if given[0].ndim == 1 else 1, None, dtype, casting)
 
 
+@register
+@documented(
+    _STACK, how="along their first axis, as rows if they have one", dtype=_DTYPE, shape=(2, 3)
+)
 def vstack(arrays: Sequence[Any], /, *, dtype: Any = None, casting: Any = "same_kind") -> Any:
     given = [_widen(x, 2) for x in _arrays("vstack", arrays)]
     return concat_as("vstack", given, 0, None, dtype, casting)
 
 
+@register
+@documented(_STACK, how="along their third axis; matrices get one", dtype="", shape=(1, 3, 2))
 def dstack(arrays: Sequence[Any], /) -> Any:
     return concat_as("dstack", [_widen(x, 3) for x in _arrays("dstack", arrays)], 2)
 
 
+@register
+@documented(_STACK, how="of one axis as columns, matrices as they are", dtype="", shape=(3, 2))
 def column_stack(arrays: Sequence[Any], /) -> Any:
     given = []
     for x in _arrays("column_stack", arrays):
         wide = _widen(x, 1)
         if wide.ndim == 1:
-            key = (_WHOLE, None)
-            wide = getitem(wide, key) if isinstance(wide, BaseArray) else wide[key]
+            wide = wide[:, None]
         given.append(wide)
     return concat_as("column_stack", given, 1)
-
-
-_join: Callable[..., Any]
-for _join, _how, _what, _dtype, _shape in (
-    (hstack, "along their second axis, or the first of those with one", "", _DTYPE, (6,)),
-    (vstack, "along their first axis, as rows if they have one", "", _DTYPE, (2, 3)),
-    (dstack, "along their third axis; matrices get one", "", "", (1, 3, 2)),
-    (column_stack, "of one axis as columns, matrices as they are", "", "", (3, 2)),
-):
-    _join.__doc__ = _STACK.format(
-        how=_how,
-        what=_what or "Equal in shape but for the axis that they are joined along.",
-        dtype=_dtype,
-        name=_join.__name__,
-        shape=_shape,
-    )
-    register(_join)
 
 
 @register
@@ -218,8 +216,7 @@ def block(arrays: Any, /) -> Any:
     def join(part: Any, axis: int) -> Any:
         if not isinstance(part, list):
             x = next(rest)
-            key = (*(None,) * (ndim - x.ndim), ...)
-            return getitem(x, key) if isinstance(x, BaseArray) else x[key]
+            return x[(*(None,) * (ndim - x.ndim), ...)]
         parts = [join(one, axis + 1) for one in part]
         if not any(isinstance(x, BaseArray) for x in parts):
             return np.concatenate(parts, axis)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, ask_owners, group_rows, token
+from distarray.comm import Communicator, ask_owners, group_rows
 from distarray.core import (
     BaseArray,
     Call,
@@ -128,9 +128,7 @@ class _Owners:
         self._filled = np.flatnonzero(np.diff(self._offsets)).astype(np.uint32)
         self._step, self._answer = step, answer
         self._side = step.call.static if isinstance(step.call.static, str) else "left"
-        prints = [source.fingerprint for source in step.sources]
-        dtypes = [dtype.str for dtype in step.call.dtypes]
-        self._token = token(step.op.name, prints, dtypes, step.call.static)
+        self._token = step.token()
 
     def __call__(self, items: Buffer, sought: Buffer) -> Buffer:
         comm, offsets = self._comm, self._offsets

@@ -7,7 +7,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.core import BaseArray, check_flag, join_arrays, normalize_operand, register, run
+from distarray.core import (
+    BaseArray,
+    check_flag,
+    documented,
+    join_arrays,
+    normalize_operand,
+    register,
+    run,
+)
 from distarray.errors import ArgumentError, DTypeError
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.elementwise._rounding import astype
@@ -162,9 +170,7 @@ _SETS = """Return the different items {what}, in ascending order.
 Parameters
 ----------
 ar1, ar2 : array
-assume_unique : bool
-    {unique}
-{more}
+{flag}
 Returns
 -------
 DistArray
@@ -189,31 +195,18 @@ Examples
 def _describe(
     what: str,
     answer: str,
-    unique: str = "Has no effect.",
-    more: str = "",
+    flag: str = "assume_unique : bool\n    Has no effect.\n",
     results: str = "",
 ) -> Callable[[Any], Any]:
-    def describe(function: Any) -> Any:
-        text = _SETS.format(
-            name=function.__name__,
-            what=what,
-            answer=answer,
-            unique=unique,
-            more=more,
-            results=results,
-        )
-        if function.__name__ == "union1d":
-            text = text.replace("assume_unique : bool\n    Has no effect.\n", "")
-        function.__doc__ = text
-        return register(function)
-
-    return describe
+    text = documented(_SETS, what=what, answer=answer, flag=flag, results=results)
+    return lambda function: register(text(function))
 
 
 @_describe(
     "that two arrays have in common",
     "[2, 3]",
-    more="return_indices : bool\n    Return the places of the first of each in both as well.\n",
+    "assume_unique : bool\n    Has no effect.\n"
+    "return_indices : bool\n    Return the places of the first of each in both as well.\n",
     results=" With `return_indices` three of them.",
 )
 def intersect1d(
@@ -232,7 +225,7 @@ def intersect1d(
     return result, getitem(first[1], common), getitem(second[1], others)
 
 
-@_describe("that one of two arrays has, or both have", "[1, 2, 3, 5]")
+@_describe("that one of two arrays has, or both have", "[1, 2, 3, 5]", "")
 def union1d(ar1: Any, ar2: Any) -> Any:
     if _is_plain(ar1, ar2):
         return np.union1d(ar1, ar2)
@@ -243,7 +236,7 @@ def union1d(ar1: Any, ar2: Any) -> Any:
 @_describe(
     "of one array that another does not have",
     "[1]",
-    unique="Return those items of `ar1` as they lie, however often.",
+    "assume_unique : bool\n    Return those items of `ar1` as they lie, however often.\n",
 )
 def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
     assume_unique = check_flag("setdiff1d", "assume_unique", assume_unique)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, _backend, gather_words, push_rows, token
+from distarray.comm import Communicator, Parcels, _backend, gather_words, push_rows
 from distarray.core import (
     BaseArray,
     Call,
@@ -25,12 +25,14 @@ from distarray.core import (
     Step,
     check_flag,
     check_integer,
+    documented,
     join_arrays,
     move,
     permit_bytes,
     register,
     replicated_layout,
     run,
+    several_ranks,
     unknown_shape,
 )
 from distarray.errors import ArgumentError
@@ -152,15 +154,11 @@ class _Unique:
 
     def __init__(self, step: Step) -> None:
         layout = step.sources[0]
-        mesh: Any = layout.mesh
-        cutting = step.output.sharding_axes(0)
-        self._comm: Communicator | None = None
-        if cutting and mesh.communicator(cutting).size > 1:
-            self._comm = mesh.communicator(cutting)
+        self._comm = several_ranks(layout.mesh, step.output.sharding_axes(0))
         self._step, self._shape = step, layout.shape
         self._box = layout.local_box() or ()
         self._find = on_host(self._find_on_host)
-        self._token = token("unique", layout.fingerprint, step.call.dtypes[0].str, step.call.static)
+        self._token = step.token()
 
     def __call__(self, *args: Any) -> Any:
         """Return the values, and the arrays asked for; that of the block's shape in `inverse`.
@@ -372,9 +370,7 @@ def find_unique(x: Any, wanted: Wanted = _VALUES) -> list[Any]:
 
 def _cut(whole: Any, layout: Layout) -> Any:
     """Return an array that every process has as one of another layout."""
-    box = layout.local_box()
-    assert box is not None  # else the call has raised
-    return whole._new(whole._local[boxes.slices(box)], layout)
+    return whole._new(whole._local[boxes.slices(layout.own_box)], layout)
 
 
 def _find_rows(x: Any, axis: Any, wanted: Wanted) -> list[Any]:
@@ -524,18 +520,13 @@ _RESULTS = {
 
 
 def _describe(what: str, names: Sequence[str], answer: str) -> Callable[[Any], Any]:
-    def describe(function: Any) -> Any:
-        called = f"da.{function.__name__}(da.asarray([3, 1, 3]))"
-        each = f"[one.tolist() for one in {called}]" if len(names) > 1 else f"{called}.tolist()"
-        function.__doc__ = _DOCUMENTATION.format(
-            what=what,
-            results="\n".join(_RESULTS[name] for name in names),
-            example=each,
-            answer=answer,
-        )
-        return register(function)
-
-    return describe
+    results = "\n".join(_RESULTS[name] for name in names)
+    called = "da.{name}(da.asarray([3, 1, 3]))"
+    each = f"[one.tolist() for one in {called}]" if len(names) > 1 else f"{called}.tolist()"
+    text = documented(
+        _DOCUMENTATION.replace("{example}", each), what=what, results=results, answer=answer
+    )
+    return lambda function: register(text(function))
 
 
 @_describe("", ("values",), "[1, 3]")

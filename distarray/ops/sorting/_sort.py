@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, token
+from distarray.comm import _backend, _memory
 from distarray.core import (
     BaseArray,
     Call,
@@ -31,7 +31,7 @@ from distarray.core import (
     check_writable,
     choice_error,
     describe,
-    normalize_operands,
+    normalize_arrays,
     plain_buffer,
     register,
     run,
@@ -41,6 +41,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, Shard, normalize_axis
 from distarray.ops.elementwise._rounding import astype
+from distarray.ops.families._relabel import resize_axis
 from distarray.ops.manipulation._joining import unstack
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.sorting import _exchange
@@ -93,11 +94,7 @@ def _layouts(_: Op, call: Call) -> Layouts:
 
 
 def _resized(layout: Layout, axis: int, length: int | None) -> Layout:
-    if length is None:
-        return layout
-    shape = (*layout.shape[:axis], length, *layout.shape[axis + 1 :])
-    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a != axis}
-    return layout.replace(shape=shape, boundaries=boundaries or None)
+    return layout if length is None else resize_axis(layout, axis, length)
 
 
 def _turn(layout: Layout, axis: int) -> Layout | None:
@@ -105,8 +102,8 @@ def _turn(layout: Layout, axis: int) -> Layout | None:
     count = layout.partition(axis).count
     others = [a for a in range(layout.ndim) if a != axis]
     lines = prod(layout.shape[a] // layout.partition(a).count for a in others)
-    items = prod(layout.partition(a).largest for a in range(layout.ndim))
-    if count == 1 or lines < count or (lines <= _MOST_LINES and items > _REDISTRIBUTED_ITEMS):
+    few = lines <= _MOST_LINES and layout.largest_block > _REDISTRIBUTED_ITEMS
+    if count == 1 or lines < count or few:
         return None
     other = max(others, key=lambda a: layout.shape[a] // layout.partition(a).count)
     if layout.shape[other] // layout.partition(other).count < count:
@@ -149,8 +146,7 @@ def _along_axis(
     if turned is None and source.partition(axis).count > 1:
         comm = mesh.communicator(source.sharding_axes(axis))
     offsets = np.array(output.partition(axis).offsets)
-    dtypes = [dtype.str for dtype in step.call.dtypes]
-    number = token(step.op.name, source.fingerprint, step.call.static, dtypes)
+    number = step.token()
     most = 0
     """Bytes that all ranks have together, where they are gathered."""
     if comm is not None and beside is not None:
@@ -198,9 +194,7 @@ def _joined(parts: Sequence[Buffer]) -> Buffer:
 
 def _first_item(step: Step) -> int:
     """Return where this process's part of a line begins."""
-    box = step.sources[0].local_box()
-    assert box is not None  # only processes of the mesh have parts
-    return box[step.call.static[0]][0]
+    return step.sources[0].own_box[step.call.static[0]][0]
 
 
 # --- rows: static is (axis, length, descending, stable, fields) ----------------------------------
@@ -529,9 +523,7 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
         raise ArgumentTypeError(
             f"lexsort got {describe(keys)}; pass a sequence of arrays"
         ) from None
-    given = [
-        x if hasattr(x, "ndim") else np.asarray(x) for x in normalize_operands("lexsort", given)
-    ]
+    given = normalize_arrays("lexsort", given)
     shapes = [tuple(one.shape) for one in given]
     if len(set(shapes)) != 1:
         raise ShapeError(f"lexsort got keys of shapes {tuple(shapes)}; pass some, of one shape")

@@ -18,6 +18,7 @@ from distarray.core import (
     caller,
     check_integer,
     check_number,
+    dtypes_of,
     elementwise,
     empty_block,
     in_pieces,
@@ -53,13 +54,10 @@ def _spec(_: Op, call: Call) -> Layouts:
     return Layouts((whole,), resize_axis(whole, axis, length, offsets), sent(whole, axis, n))
 
 
-def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    (dtype,), (_, n) = call.dtypes, call.static
-    try:
-        result = np.diff(np.zeros(3, dtype), min(n, 2)).dtype  # of dates durations, then the same
-    except TypeError as error:
-        raise DTypeError(f"diff of {dtype}: {error}; convert with astype") from None
-    return result, result
+@dtypes_of
+def _dtypes(_: Op, call: Call) -> Any:
+    (dtype,), (_axis, n) = call.dtypes, call.static
+    return np.diff(np.zeros(3, dtype), min(n, 2))  # of dates durations, then the same
 
 
 def _bind(step: Step) -> Callable[[Buffer], Buffer]:

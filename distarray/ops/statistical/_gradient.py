@@ -19,13 +19,14 @@ from distarray.core import (
     check_distributed,
     check_integer,
     describe,
+    dtypes_of,
     empty_block,
     plain_buffer,
     reduce_partial,
     register,
     run,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, Replicate, Shard, normalize_axes
 from distarray.ops.families._neighbours import Reach, fetch, own_block, sent
 from distarray.ops.families._values import read_values
@@ -72,14 +73,6 @@ def _spec(_: Op, call: Call) -> Layouts:
     return Layouts((layout, *(line for _ in others)), layout, sent(layout, axis, 2))
 
 
-def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
-    try:
-        dtype = np.gradient(np.zeros(2, call.dtypes[0])).dtype
-    except TypeError as error:
-        raise DTypeError(f"gradient of {call.dtypes[0]}: {error}; convert with astype") from None
-    return dtype, dtype
-
-
 def _bind(step: Step) -> Callable[..., Buffer]:
     axis, edge_order = step.call.static
     layout = step.output
@@ -109,7 +102,13 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     return differences
 
 
-_gradient = Op("gradient", np.gradient, _spec, dtypes=_dtypes, bind=_bind)
+_gradient = Op(
+    "gradient",
+    np.gradient,
+    _spec,
+    dtypes=dtypes_of(lambda _, call: np.gradient(np.zeros(2, call.dtypes[0]))),
+    bind=_bind,
+)
 
 
 @register

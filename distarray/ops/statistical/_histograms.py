@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, _backend, push_rows, token
+from distarray.comm import Communicator, Parcels, _backend, push_rows
 from distarray.core import (
     BaseArray,
     Call,
@@ -604,8 +604,7 @@ def _bind_spread(step: Step) -> Callable[..., Buffer]:
     comm: Communicator = mesh.communicator(layout.sharding_axes(0))
     offsets = np.array(layout.partition(0).offsets)
     start, length = int(offsets[comm.rank]), layout.local_shape()[0]
-    prints = [source.fingerprint for source in step.sources]
-    number = token("bincount", prints, [one.str for one in step.call.dtypes], step.call.static[0])
+    number = step.token()
 
     @on_host
     def count(block: Buffer, *weights: Buffer) -> np.ndarray:

@@ -29,6 +29,7 @@ from distarray.core import (
     check_flag,
     check_out,
     count_reduced,
+    documented,
     fill_arguments,
     floating,
     join_arrays,
@@ -696,6 +697,18 @@ def _spread(name: str) -> Callable[..., Any]:
     """Return `var` or `std`, or what leaves out NaN of them."""
     is_root, ignores = name.endswith("std"), name.startswith("nan")
 
+    @register
+    @documented(
+        _DOCUMENTATION,
+        name,
+        what="standard deviation" if is_root else "variance",
+        of=" of the items that are not NaN" if ignores else "",
+        how="" if ignores else ", in one pass over the data",
+        missing="NaN" if ignores else "NaN or infinity",
+        memory=" Each block takes memory for three copies of itself." if ignores else "",
+        items="[1.0, 5.0, np.nan]" if ignores else "[1.0, 5.0]",
+        answer=2.0 if is_root else 4.0,
+    )
     def function(
         x: Any,
         /,
@@ -728,18 +741,7 @@ def _spread(name: str) -> Callable[..., Any]:
         )
         return write_out(name, out, _root(result) if is_root else result)
 
-    function.__doc__ = _DOCUMENTATION.format(
-        name=name,
-        what="standard deviation" if is_root else "variance",
-        of=" of the items that are not NaN" if ignores else "",
-        how="" if ignores else ", in one pass over the data",
-        missing="NaN" if ignores else "NaN or infinity",
-        memory=" Each block takes memory for three copies of itself." if ignores else "",
-        items="[1.0, 5.0, np.nan]" if ignores else "[1.0, 5.0]",
-        answer=2.0 if is_root else 4.0,
-    )
-    function.__name__ = function.__qualname__ = name
-    return register(function)
+    return function
 
 
 def _root(variance: Any) -> Any:

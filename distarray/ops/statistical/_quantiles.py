@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import Communicator, all_gather_checked, join_blocks, token
+from distarray.comm import Communicator, all_gather_checked, join_blocks
 from distarray.core import (
     BaseArray,
     Call,
@@ -31,11 +31,13 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_out,
+    documented,
     join_arrays,
     normalize_operand,
     register,
     remember,
     run,
+    several_ranks,
     warn,
     write_out,
 )
@@ -235,17 +237,14 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     shape = output.local_shape()
     mesh: Any = source.mesh
     cutting = tuple(sorted(m for axis in axes for m in source.sharding_axes(axis)))
-    search = comm = None
-    if cutting and mesh.communicator(cutting).size > 1:
-        comm = mesh.communicator(cutting)
-        search = _Search(comm, dtype)
+    comm = several_ranks(source.mesh, cutting)
+    search = None if comm is None else _Search(comm, dtype)
     local = source.local_shape()
     kept = [axis for axis in range(source.ndim) if axis not in axes]
     lines_shape = prod([local[a] for a in kept]), prod([local[a] for a in axes])
     nbytes = lines_shape[0] * prod([source.shape[a] for a in axes]) * step.call.dtypes[0].itemsize
     gathers = 0 < nbytes <= GATHERED_BYTES  # alike among those that search together
-    dtypes = [one.str for one in step.call.dtypes]
-    number = token("quantile", source.fingerprint, axes, dtypes)
+    number = step.token()
 
     def lines_of(block: Buffer) -> Buffer:
         return block.transpose(*kept, *axes).reshape(lines_shape)
@@ -635,7 +634,20 @@ Examples
 
 def _quantiles_over_axes(name: str) -> Callable[..., Any]:
     """Return `quantile` or `percentile`, or what leaves out NaN of them."""
+    percent, ignores = name.endswith("percentile"), name.startswith("nan")
 
+    @register
+    @documented(
+        _DOCUMENTATION,
+        name,
+        what="percentiles" if percent else "quantiles",
+        nan=" that are not NaN" if ignores else "",
+        missing="NaN, with a warning, where all items are" if ignores else "NaN where an item is",
+        q="From 0 to 100" if percent else "From 0 to 1",
+        last="np.nan" if ignores else "2.0",
+        asked="[0, 50]" if percent else "[0.0, 0.5]",
+        answer="[1.0, 3.0]" if ignores else "[1.0, 2.5]",
+    )
     def function(
         a: Any,
         q: Any,
@@ -649,19 +661,7 @@ def _quantiles_over_axes(name: str) -> Callable[..., Any]:
     ) -> Any:
         return _compute(name, a, q, axis, out, overwrite_input, method, keepdims, weights)
 
-    percent, ignores = name.endswith("percentile"), name.startswith("nan")
-    function.__doc__ = _DOCUMENTATION.format(
-        name=name,
-        what="percentiles" if percent else "quantiles",
-        nan=" that are not NaN" if ignores else "",
-        missing="NaN, with a warning, where all items are" if ignores else "NaN where an item is",
-        q="From 0 to 100" if percent else "From 0 to 1",
-        last="np.nan" if ignores else "2.0",
-        asked="[0, 50]" if percent else "[0.0, 0.5]",
-        answer="[1.0, 3.0]" if ignores else "[1.0, 2.5]",
-    )
-    function.__name__ = function.__qualname__ = name
-    return register(function)
+    return function
 
 
 _MEDIAN = _Quantiles("median", np.median)

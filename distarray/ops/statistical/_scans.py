@@ -26,6 +26,7 @@ from distarray.core import (
     check_out,
     check_whole,
     convert_to_unit,
+    documented,
     elementwise,
     example,
     join_arrays,
@@ -42,6 +43,7 @@ from distarray.core import (
 )
 from distarray.errors import AxisError
 from distarray.layout import Layout, normalize_axis
+from distarray.ops.families._relabel import resize_axis
 from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.statistical._reductions import replace_nan
 from distarray.typing import Buffer
@@ -248,12 +250,9 @@ def _lengthen(step: Step, _: Buffer | None) -> Layout:
     if not step.call.static[2]:
         return layout
     axis = step.call.static[0]
-    shape = (*layout.shape[:axis], layout.shape[axis] + 1, *layout.shape[axis + 1 :])
-    boundaries = dict(layout.boundaries or {})
-    if layout.sharding_axes(axis):
-        _, *ends = layout.partition(axis).offsets
-        boundaries[axis] = (0, *(end + 1 for end in ends))
-    return layout.replace(shape=shape, boundaries=boundaries or None)
+    _, *ends = layout.partition(axis).offsets
+    offsets = (0, *(end + 1 for end in ends)) if layout.sharding_axes(axis) else None
+    return resize_axis(layout, axis, layout.shape[axis] + 1, offsets)
 
 
 cumulative_sum = scan("cumulative_sum", "the sum of all items", np.add, np.cumsum)
@@ -303,6 +302,15 @@ def _beside_nan(name: str, what: str, scanned: Op, example: list[float]) -> Call
     assert scanned.ufunc is not None  # as of all scans
     identity = scanned.ufunc.identity
 
+    @register
+    @documented(
+        _NAN_DOCUMENTATION,
+        name,
+        what=what,
+        scan=scanned.name,
+        identity=identity,
+        example=example,
+    )
     def function(x: Any, /, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
         x = join_arrays(x)
         if not isinstance(x, BaseArray):
@@ -312,11 +320,7 @@ def _beside_nan(name: str, what: str, scanned: Op, example: list[float]) -> Call
             x = run_row(_replaced, (x,), item=identity)
         return scanned(x, axis, dtype, out)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = _NAN_DOCUMENTATION.format(
-        name=name, what=what, scan=scanned.name, identity=identity, example=example
-    )
-    return register(function)
+    return function
 
 
 _replaced = elementwise("replace_nan", replace_nan, 1, kinds="fc")

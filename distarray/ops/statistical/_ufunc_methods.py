@@ -226,9 +226,7 @@ def _made(step: Step, _: Buffer | None) -> Layout:
 def _own_part(step: Step) -> tuple[int, int, int, int]:
     """Return where this block begins and ends, and which slices begin in it."""
     axis, _, starts = step.call.static
-    box = step.sources[0].local_box()
-    assert box is not None  # only processes of the mesh have items
-    low, high = box[axis]
+    low, high = step.sources[0].own_box[axis]
     first, last = np.searchsorted(starts, (low, high)).tolist()
     return low, high, first, last
 
@@ -249,7 +247,7 @@ def _bind_slices(step: Step) -> Callable[..., Any]:
     local, ufunc = step.op.local, step.op.ufunc
     assert ufunc is not None
     _, high, first, last = _own_part(step)
-    own = starts[first:last] - step.sources[0].local_box()[axis][0]  # type: ignore[index]
+    own = starts[first:last] - step.sources[0].own_box[axis][0]
     end = int(starts[last]) if last < starts.size else step.sources[0].shape[axis]
     before_axis = (slice(None),) * axis
     shape = list(step.sources[0].local_shape())

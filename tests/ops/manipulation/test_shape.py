@@ -25,7 +25,7 @@ from distarray.errors import (
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops import flatten, ravel, reshape
 from distarray.ops.manipulation import _shape as shaping
-from distarray.ops.manipulation._routes import TOLERATED, largest_block
+from distarray.ops.manipulation._routes import TOLERATED
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
 OPS = ("sum", "max")
@@ -88,8 +88,8 @@ def test_reshape_leaves_no_rank_with_much_more_than_its_share(data: st.DataObjec
         y = reshape(x, after)
         total = math.prod(before)
         possible = total * min(-(-n // size) / n for n in after)
-        assert largest_block(y.layout) <= max(
-            TOLERATED * largest_block(x.layout), TOLERATED * -(-total // size), possible
+        assert y.layout.largest_block <= max(
+            TOLERATED * x.layout.largest_block, TOLERATED * -(-total // size), possible
         )
 
     on_ranks(program)
@@ -146,7 +146,7 @@ def test_reshape_that_fits_no_axis_moves_each_rank_its_own_part(
         x = distribute_array(whole, init_device_mesh((4,)), [Shard(axis)], src=None)
         y = reshape(x, after)
         agrees(y, whole.reshape(after))
-        assert largest_block(y.layout) <= 1.5 * whole.size / 4
+        assert y.layout.largest_block <= 1.5 * whole.size / 4
 
     on_ranks(program)
 
