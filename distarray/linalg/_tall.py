@@ -34,9 +34,9 @@ import numpy as np
 
 from distarray.comm import Communicator, _backend, _memory
 from distarray.core import Call, Layouts, Op, Step, dtypes_of
-from distarray.layout import Layout, Replicate, Shard
+from distarray.layout import Layout
 from distarray.linalg._kernels import decompose_finite, solve_triangle
-from distarray.ops import REPLICATED_BYTES, raise_alike
+from distarray.ops import REPLICATED_BYTES, raise_alike, uncut_axes
 from distarray.typing import Buffer
 
 _CHOLESKY_BYTES: Final = 1 << 20
@@ -84,7 +84,7 @@ def _levels(count: int) -> int:
 
 def _spec(_op: Op, call: Call) -> Layouts:
     source = call.layouts[0].without_partial()
-    source = _with_whole(source, source.ndim - 1)  # a mesh axis of one process may cut it
+    source = uncut_axes(source, (source.ndim - 1,))  # a mesh axis of one process may cut it
     *batch, _rows, columns = source.shape
     axis = source.ndim - 2
     count = source.partition(axis).count
@@ -94,7 +94,7 @@ def _spec(_op: Op, call: Call) -> Layouts:
         shape=(*batch, height, columns),
         boundaries=(source.boundaries or {}) | {axis: (0,) * count + (height,)},
     )
-    return Layouts((source,), source, ((told, _with_whole(told, axis), True),))
+    return Layouts((source,), source, ((told, uncut_axes(told, (axis,)), True),))
 
 
 def _is_long(source: Layout) -> bool:
@@ -109,19 +109,10 @@ def _heights(source: Layout) -> list[int]:
     return [min(length, source.shape[-1]) for length in lengths]
 
 
-def _with_whole(layout: Layout, axis: int) -> Layout:
-    """Return the layout without cuts of an axis."""
-    if Shard(axis) not in layout.placements:
-        return layout
-    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a != axis}
-    placements = [Replicate() if p == Shard(axis) else p for p in layout.placements]
-    return layout.replace(placements=placements, boundaries=boundaries or None)
-
-
 def _outputs(step: Step) -> tuple[Layout, ...]:
     source = step.sources[0]
     *batch, _, columns = source.shape
-    whole = _with_whole(source, source.ndim - 2)
+    whole = uncut_axes(source, (source.ndim - 2,))
     square = whole.replace(shape=(*batch, columns, columns))
     values = whole.replace(shape=(*batch, columns))
     kinds = {"qr": (source, square), "r": (square,), "svd": (source, values, square)}

@@ -226,6 +226,7 @@ from distarray.ops.families._neighbours import Fill as Fill
 from distarray.ops.families._neighbours import fill_in as fill_in
 from distarray.ops.families._neighbours import fill_views as fill_views
 from distarray.ops.families._relabel import replace_axes as replace_axes
+from distarray.ops.families._relabel import uncut_axes as uncut_axes
 from distarray.ops.families._rims import Rim as Rim
 from distarray.ops.families._rims import RimOfBlock as RimOfBlock
 from distarray.ops.families._rims import read_rim as read_rim

@@ -85,7 +85,7 @@ def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     if condition.ndim != 1:
         raise ShapeError(f"compress takes a condition of one axis, not of shape {condition.shape}")
     if axis is None:
-        a, axis = np.ravel(a), 0
+        a, axis = a.ravel(), 0
     axis = normalize_axis(axis, a.ndim)
     length = a.shape[axis]
     if len(condition) > length:
@@ -139,7 +139,7 @@ def extract(condition: Any, arr: Any) -> Any:
     arr = arr if isinstance(arr, BaseArray) else plain_buffer(arr, "extract")
     if isinstance(arr, BaseArray) and condition.ndim and condition.shape == arr.shape:
         return select_by_mask(arr, condition, 0)
-    return compress(np.ravel(condition), np.ravel(arr), 0)
+    return compress(condition.ravel(), arr.ravel(), 0)
 
 
 @register

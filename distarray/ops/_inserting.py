@@ -188,8 +188,9 @@ def insert(x: Any, /, obj: Any, values: Any, axis: int | None = None) -> Any:
         places = _places("insert", [chosen.start] if chosen else obj)
         numbers = _numbers(places, size, along)
         if numbers.size == 1:  # it takes as many rows as the values have
-            values = values[(None,) * (x.ndim - values.ndim)]
-            if not places.ndim:  # along the first of their axes
+            if values.ndim < x.ndim:
+                values = values[(None,) * (x.ndim - values.ndim)]
+            if along and not places.ndim:  # along the first of their axes
                 values = np.moveaxis(values, 0, along)
             start, count = int(numbers[0]), values.shape[along]
             where = slice(start, start + count)

@@ -35,6 +35,7 @@ LARGE = _memory.POOLED_BYTES
 """Results of at least this many bytes are written into a reused buffer."""
 
 _SCALARS = (*PLAIN_SCALARS, np.generic)
+_AS_THEY_ARE = (BaseArray, *PLAIN_SCALARS)
 _R = Replicate()
 
 
@@ -91,7 +92,7 @@ def normalize_operands(name: str, operands: Sequence[Any], objects: bool = False
     """Return operands, lists of distributed ones as one, plain ones as `normalize_operand` does."""
     return [
         x
-        if isinstance(x, (BaseArray, *PLAIN_SCALARS))
+        if isinstance(x, _AS_THEY_ARE)
         else joined
         if isinstance(joined := join_arrays(x), BaseArray)
         else normalize_operand(name, joined, objects)

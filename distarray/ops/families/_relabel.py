@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distarray.layout import Layout, Replicate, Shard, carry_cuts
 from distarray.typing import Shape
@@ -12,12 +12,32 @@ Offsets = tuple[int, ...]
 
 def uncut_axes(layout: Layout, axes: Sequence[int]) -> Layout:
     """Return the layout in which none of some axes is cut: their mesh axes replicate."""
-    cutting = {m for axis in axes for m in layout.sharding_axes(axis)}
-    if not cutting:
+    if not any(map(layout.sharding_axes, axes)):
         return layout
-    placements = [Replicate() if m in cutting else p for m, p in enumerate(layout.placements)]
-    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a not in axes}
-    return layout.replace(placements=placements, boundaries=boundaries or None)
+    kept = {axis: axis for axis in range(layout.ndim) if axis not in axes}
+    return carry_cuts(layout, layout.shape, kept)
+
+
+def recut(
+    layout: Layout,
+    cuts: Mapping[int, Sequence[int]],
+    offsets: Mapping[int, Sequence[int]] | None = None,
+) -> Layout:
+    """Return the layout in which other mesh axes cut some array axes, first cut first.
+
+    These are cut evenly, or at `offsets`. Mesh axes that cut none any more replicate.
+    """
+    every = [cuts.get(axis, layout.sharding_axes(axis)) for axis in range(layout.ndim)]
+    placements = [Replicate() if type(p) is Shard else p for p in layout.placements]
+    for axis, cutting in enumerate(every):
+        for mesh_axis in cutting:
+            placements[mesh_axis] = Shard(axis)
+    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a not in cuts}
+    return layout.replace(
+        placements=placements,
+        shard_order=[mesh_axis for cutting in every for mesh_axis in cutting],
+        boundaries={**boundaries, **(offsets or {})} or None,
+    )
 
 
 def move_cuts(layout: Layout, axes: Sequence[int], target: int) -> Layout:
@@ -25,12 +45,8 @@ def move_cuts(layout: Layout, axes: Sequence[int], target: int) -> Layout:
     cutting = [m for axis in axes for m in layout.sharding_axes(axis)]
     if not cutting:
         return layout
-    placements = [Shard(target) if m in cutting else p for m, p in enumerate(layout.placements)]
-    others = [a for a in range(layout.ndim) if a != target and a not in axes]
-    order = [*layout.sharding_axes(target), *cutting]
-    order += [m for axis in others for m in layout.sharding_axes(axis)]
-    boundaries = {axis: own for axis, own in (layout.boundaries or {}).items() if axis in others}
-    return layout.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
+    free: dict[int, Sequence[int]] = dict.fromkeys(axes, ())
+    return recut(layout, {**free, target: (*layout.sharding_axes(target), *cutting)})
 
 
 def resize_axis(layout: Layout, axis: int, length: int, offsets: Offsets | None = None) -> Layout:
@@ -72,15 +88,6 @@ def replace_axes(
         if axis not in axes
     }
     shape = (*layout.shape[: axes.start], *sizes, *layout.shape[axes.stop :])
-    free = carry_cuts(uncut_axes(layout, axes), shape, places)
-    placements = list(free.placements)
-    for mesh_axis in mesh_axes:
-        placements[mesh_axis] = Shard(axes.start + place)
-    cuts = [free.sharding_axes(axis) for axis in range(free.ndim)]
-    cuts[axes.start + place] = mesh_axes
-    return layout.replace(
-        placements=placements,
-        shape=shape,
-        shard_order=[mesh_axis for cut in cuts for mesh_axis in cut],
-        boundaries={**(free.boundaries or {}), axes.start + place: offsets},
-    )
+    free = carry_cuts(layout, shape, places)
+    axis = axes.start + place
+    return recut(free, {axis: mesh_axes}, {axis: offsets})

@@ -44,7 +44,7 @@ from distarray.core import (
 from distarray.errors import IndexingError, MeshError
 from distarray.layout import Layout, Replicate, Shard
 from distarray.layout import box as boxes
-from distarray.ops.families._relabel import carry_cuts
+from distarray.ops.families._relabel import carry_cuts, recut
 from distarray.ops.indexing._keys import AdvancedKey, broadcast_indices, wrap_index
 from distarray.typing import Box, Buffer, Shape
 
@@ -141,24 +141,17 @@ def index_layout(
     if not left or not shape:
         return found
     longest = max(range(len(shape)), key=shape.__getitem__)
-    placements = [Shard(longest) if m in left else p for m, p in enumerate(found.placements)]
-    order = [m for axis in range(len(shape)) for m in found.sharding_axes(axis)]
-    boundaries = {axis: b for axis, b in (found.boundaries or {}).items() if axis != longest}
-    return found.replace(
-        placements=placements, shard_order=[*order, *left], boundaries=boundaries or None
-    )
+    return recut(found, {longest: (*found.sharding_axes(longest), *left)})
 
 
 def _broadcast(one: Layout, shape: Shape, kept: Sequence[int]) -> Layout:
     """Return the layout of an array broadcast to a shape, cut by the mesh axes `kept` alone."""
-    others = [m for m in range(one.mesh.ndim) if m not in kept]
-    placements = [Replicate() if m in others else p for m, p in enumerate(one.placements)]
-    boundaries = {
-        axis: b
-        for axis, b in (one.boundaries or {}).items()
-        if not any(m in others for m in one.sharding_axes(axis))
+    cuts = {
+        axis: [m for m in one.sharding_axes(axis) if m in kept]
+        for axis in range(one.ndim)
+        if not {*kept}.issuperset(one.sharding_axes(axis))
     }
-    one = one.replace(placements=placements, boundaries=boundaries or None)
+    one = recut(one.without_partial(), cuts)
     shift = len(shape) - one.ndim
     same = {
         axis: axis + shift for axis, size in enumerate(one.shape) if size == shape[axis + shift]
@@ -184,19 +177,11 @@ def selected_layout(layout: Layout, index: Layout, axes: IndexedAxes, place: int
     sizes = [layout.shape[axis] for axis in kept]
     shape = (*sizes[:place], *index.shape, *sizes[place:])
     free = carry_cuts(layout, shape, places)
-    placements = [
-        Shard(place + p.axis) if type(p) is Shard else free.placements[m]
-        for m, p in enumerate(index.placements)
-    ]
-    order: list[int] = []
-    for axis in range(len(shape)):
-        of_index = place <= axis < place + index.ndim
-        order += index.sharding_axes(axis - place) if of_index else free.sharding_axes(axis)
-    boundaries = {
-        **(free.boundaries or {}),
-        **{place + axis: b for axis, b in (index.boundaries or {}).items()},
-    }
-    return free.replace(placements=placements, shard_order=order, boundaries=boundaries or None)
+    return recut(
+        free,
+        {place + axis: index.sharding_axes(axis) for axis in range(index.ndim)},
+        {place + axis: own for axis, own in (index.boundaries or {}).items()},
+    )
 
 
 def cutting_axes(layout: Layout, axes: IndexedAxes) -> tuple[int, ...]:

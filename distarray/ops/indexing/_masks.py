@@ -31,7 +31,7 @@ from distarray.core import (
 from distarray.errors import MeshError, ShapeError
 from distarray.layout import Layout, Replicate, Shard, counted, kept
 from distarray.layout import box as boxes
-from distarray.ops.families._relabel import carry_cuts, uncut_axes
+from distarray.ops.families._relabel import carry_cuts, recut, uncut_axes
 from distarray.ops.indexing._gather import bring
 from distarray.ops.indexing._values import block_of_value, check_device, on_device, write
 from distarray.typing import Buffer, Shape
@@ -64,20 +64,8 @@ def cut_first_alone(layout: Layout, axis: int, count: int, like: Layout | None =
     if not added:
         return layout
     masked = range(axis, axis + count)
-    placements = [Shard(axis) if m in added else p for m, p in enumerate(layout.placements)]
-    others = [m for a in range(layout.ndim) if a not in masked for m in layout.sharding_axes(a)]
-    free = _without_boundaries(layout, masked)
-    return free.replace(
-        placements=placements,
-        shard_order=[*first, *added, *others],
-        boundaries={**(free.boundaries or {}), **boundaries} or None,
-    )
-
-
-def _without_boundaries(layout: Layout, axes: range) -> Layout:
-    """Return the layout with the default split of some axes."""
-    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a not in axes}
-    return layout.replace(boundaries=boundaries or None)
+    cuts: dict[int, tuple[int, ...]] = {**dict.fromkeys(masked, ()), axis: (*first, *added)}
+    return recut(layout, cuts, boundaries)
 
 
 @kept(256)
@@ -100,7 +88,7 @@ def _mask_layout(layout: Layout, axis: int, count: int) -> Layout:
 @kept(256)
 def merged_layout(layout: Layout, axis: int, count: int) -> Layout:
     """Return the layout with masked axes, of which at most the first is cut, as one of length 0."""
-    free = _without_boundaries(layout, range(axis, axis + count))
+    free = recut(layout, {axis: layout.sharding_axes(axis)})  # evenly
     shape = (*layout.shape[:axis], 0, *layout.shape[axis + count :])
     others = {a: a - count + 1 for a in range(axis + count, layout.ndim)}
     return carry_cuts(free, shape, {**{a: a for a in range(axis + 1)}, **others})

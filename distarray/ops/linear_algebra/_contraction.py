@@ -616,9 +616,9 @@ def outer(x1: Any, x2: Any, /, out: Any = None) -> Any:
     [[3 4]
      [6 8]]
     """
-    x1, x2 = normalize_operands("outer", (x1, x2))
-    column, row = np.reshape(x1, (-1, 1)), np.reshape(x2, (1, -1))
-    return multiply(column, row, out=out)  # a product of matrices adds to 0.0, which loses -0.0
+    x1, x2 = normalize_arrays("outer", (x1, x2))
+    # A product of matrices adds to 0.0, which loses -0.0.
+    return multiply(x1.reshape(-1, 1), x2.reshape(1, -1), out=out)
 
 
 @register

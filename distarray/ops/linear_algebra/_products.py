@@ -25,10 +25,10 @@ from distarray.core import (
     run_one,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
-from distarray.layout import Shard, normalize_axes, normalize_axis
+from distarray.layout import normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.elementwise._rounding import conj
-from distarray.ops.families._relabel import carry_cuts, uncut_axes
+from distarray.ops.families._relabel import carry_cuts, recut
 from distarray.ops.linear_algebra._contraction import matmul, vecdot
 from distarray.ops.linear_algebra._whole_axes import Axes, whole_axes
 from distarray.ops.manipulation._reshape import reshape
@@ -106,7 +106,7 @@ def _diagonal_spec(_: Op, call: Call) -> Layouts:
     last = len(others)
     places = {axis: place for place, axis in enumerate(others)}
     shape = (*(layout.shape[axis] for axis in others), length)
-    free = carry_cuts(uncut_axes(layout, (rows, columns)), shape, places)
+    free = carry_cuts(layout, shape, places)
     cutting = (*layout.sharding_axes(rows), *layout.sharding_axes(columns))
     if not cutting:
         return Layouts((layout,), free, copies_view=True)
@@ -115,11 +115,7 @@ def _diagonal_spec(_: Op, call: Call) -> Layouts:
     offsets = [0]
     for start, stop in pairwise(tops):
         offsets += [min(max(left, start), stop) for left in lefts[1:]]
-    output = free.replace(
-        placements=[Shard(last) if m in cutting else p for m, p in enumerate(free.placements)],
-        shard_order=[*(m for axis in range(last) for m in free.sharding_axes(axis)), *cutting],
-        boundaries={**(free.boundaries or {}), last: offsets},
-    )
+    output = recut(free, {last: cutting}, {last: offsets})
     return Layouts((layout,), output, copies_view=True)
 
 

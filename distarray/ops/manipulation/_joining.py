@@ -314,7 +314,9 @@ def stack(
     shapes = [tuple(x.shape) for x in given]
     if len(set(shapes)) != 1:
         raise ShapeError(f"stack got shapes {tuple(shapes)}; pass arrays of one shape")
-    wide = [np.expand_dims(x, axis) for x in given]
+    wide = [
+        expand_dims(x, axis) if isinstance(x, BaseArray) else np.expand_dims(x, axis) for x in given
+    ]
     return concat_as("stack", wide, axis, out, dtype, casting)
 
 

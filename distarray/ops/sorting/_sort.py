@@ -39,9 +39,9 @@ from distarray.core import (
     write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.layout import Layout, Shard, normalize_axis
+from distarray.layout import Layout, normalize_axis
 from distarray.ops.elementwise._rounding import astype
-from distarray.ops.families._relabel import resize_axis
+from distarray.ops.families._relabel import move_cuts, resize_axis
 from distarray.ops.manipulation._joining import unstack
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.sorting import _exchange
@@ -108,15 +108,7 @@ def _turn(layout: Layout, axis: int) -> Layout | None:
     other = max(others, key=lambda a: layout.shape[a] // layout.partition(a).count)
     if layout.shape[other] // layout.partition(other).count < count:
         return None
-    moving = layout.sharding_axes(axis)
-    staying = [m for a in others for m in layout.sharding_axes(a)]
-    boundaries = {a: own for a, own in (layout.boundaries or {}).items() if a in others}
-    boundaries.pop(other, None)
-    return layout.replace(
-        placements=[Shard(other) if m in moving else p for m, p in enumerate(layout.placements)],
-        shard_order=[*staying, *moving],
-        boundaries=boundaries or None,
-    )
+    return move_cuts(layout, (axis,), other)
 
 
 def _along_axis(
