@@ -305,10 +305,6 @@ def _whole_array(entry: Entry, plan: LoadPlan) -> Finish:
     return lambda: values
 
 
-def _default_array(entry: Entry, plan: LoadPlan) -> Finish:
-    return make_distributed(entry, Placing().layout(entry.shape), plan)
-
-
 register(np.ndarray, _Plain())
 register(DistArray, _Distributed())
 register(Layout, _Wanted())
@@ -320,4 +316,7 @@ register(
     StateAdapter(attrgetter("bit_generator.state"), _set_numpy_generator, "Generator"),
 )
 register_maker("numpy", _whole_array)
-register_maker("distarray", _default_array)
+register_maker(
+    "distarray",
+    lambda entry, plan: make_distributed(entry, Placing().layout(entry.shape), plan),
+)

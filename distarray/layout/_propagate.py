@@ -123,7 +123,9 @@ class _Propagation:
         """Carry the sharding of a group's input axes over to its output axes."""
         self.passed.update(group.inputs)
         if len(group.inputs) == len(group.outputs) == 1:
-            self._adopt(group.inputs[0], group.outputs[0])
+            # A relocation may have cut the pair already; then this changes nothing.
+            before = self.ins[group.inputs[0]]
+            self.outs[group.outputs[0]] = _Axis(before.cuts, before.offsets)
             return
         mesh_axes = tuple(m for i in group.inputs for m in self.ins[i].cuts)
         if not mesh_axes:
@@ -150,11 +152,6 @@ class _Propagation:
     def result(self) -> Layout:
         """Return the layout of the result."""
         return self._assemble(self.outs, self.out_shape)
-
-    def _adopt(self, source: int, out: int) -> None:
-        """Let an output axis be cut as the input axis is required to be."""
-        # A relocation may have cut the pair already; then both are equal and this changes nothing.
-        self.outs[out] = _Axis(self.ins[source].cuts, self.ins[source].offsets)
 
     def _recut(self, group: Group, mesh_axes: tuple[int, ...], sizes: Shape) -> None:
         """Cut a group anew, in flat runs that suit its input axes and its output axes."""

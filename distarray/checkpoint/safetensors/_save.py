@@ -120,7 +120,9 @@ def save_safetensors(
     single = where.endswith(".safetensors")
     directory = os.path.dirname(where) if single else where
     shards = _split_into_files(plan.blocks, limit)
-    names = [SINGLE] if len(shards) == 1 else _file_names(len(shards))
+    count = len(shards)
+    names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    names = [SINGLE] if count == 1 else names
     if single:
         names = [os.path.basename(where)]
     kind = "file" if single else "shards" if len(shards) > 1 else "model"
@@ -231,10 +233,6 @@ def _split_into_files(blocks: Mapping[str, Block], limit: int) -> list[list[str]
     return [
         sorted(shard, key=lambda n: -dtype_of_spec(blocks[n].spec).itemsize) for shard in shards
     ]
-
-
-def _file_names(count: int) -> list[str]:
-    return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
 def _check_metadata(metadata: object) -> dict[str, str]:

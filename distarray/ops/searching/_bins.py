@@ -281,14 +281,6 @@ def _sturges(sample: Sample) -> Any:
     return _extent(sample) / (np.log2(sample.size) + 1.0)
 
 
-def _rice(sample: Sample) -> Any:
-    return _extent(sample) / (2.0 * sample.size ** (1.0 / 3))
-
-
-def _scott(sample: Sample) -> Any:
-    return (24.0 * np.pi**0.5 / sample.size) ** (1.0 / 3.0) * sample.deviation()
-
-
 def _stone(sample: Sample) -> Any:
     size, extent = sample.size, _extent(sample)
     if size <= 1 or extent == 0:
@@ -329,8 +321,8 @@ _RULES: Final[dict[str, Callable[[Sample], Any]]] = {
     "auto": _auto,
     "doane": _doane,
     "fd": _freedman_diaconis,
-    "rice": _rice,
-    "scott": _scott,
+    "rice": lambda sample: _extent(sample) / (2.0 * sample.size ** (1.0 / 3)),
+    "scott": lambda sample: (24.0 * np.pi**0.5 / sample.size) ** (1.0 / 3.0) * sample.deviation(),
     "sqrt": _sqrt,
     "stone": _stone,
     "sturges": _sturges,

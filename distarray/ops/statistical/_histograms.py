@@ -90,11 +90,9 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     return count
 
 
-def _static_dtype(_: Op, call: Call) -> tuple[Any, Any]:
-    return call.static[1], call.static[1]
-
-
-_count = Op("histogram", np.histogram, _spec, dtypes=_static_dtype, bind=_bind)
+_count = Op(
+    "histogram", np.histogram, _spec, dtypes=lambda _, call: (call.static[1],) * 2, bind=_bind
+)
 
 
 def _count_items(
@@ -130,6 +128,12 @@ def _read(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)) and any(isinstance(one, BaseArray) for one in value):
         return [_read(name, one) for one in value]
     return value
+
+
+def _check_plain(name: str, sample: Any, *others: Any) -> None:
+    """Refuse distributed bins or weights of a sample that is not distributed."""
+    if any(isinstance(one, BaseArray) for one in others):
+        check_distributed(f"{name} of distributed bins or weights", sample)
 
 
 def _each(value: Any) -> Sequence[Any]:
@@ -267,9 +271,7 @@ def histogram(
     """
     a = join_arrays(a)
     if not isinstance(a, BaseArray):
-        for value in (bins, weights):
-            if isinstance(value, BaseArray):
-                check_distributed("histogram of distributed bins or weights", a)
+        _check_plain("histogram", a, bins, weights)
         return np.histogram(a, bins, range, density, weights)
     density = check_flag("histogram", "density", False if density is None else density)
     check_one_mesh("histogram", a, bins, weights)
@@ -382,9 +384,7 @@ def histogramdd(
     """
     parts = sample if isinstance(sample, (list, tuple)) else [sample]
     if not any(isinstance(one, BaseArray) for one in parts):
-        for value in (weights, *_each(bins)):
-            if isinstance(value, BaseArray):
-                check_distributed("histogramdd of distributed bins or weights", sample)
+        _check_plain("histogramdd", sample, weights, *_each(bins))
         return np.histogramdd(sample, bins, range, density, weights)
     check_one_mesh("histogramdd", *parts, weights, *_each(bins))
     return _histogram_of_points("histogramdd", parts, bins, range, density, weights)
@@ -437,9 +437,7 @@ def histogram2d(
     [[1.0, 0.0], [0.0, 2.0]]
     """
     if not isinstance(x, BaseArray) and not isinstance(y, BaseArray):
-        for value in (weights, *_each(bins)):
-            if isinstance(value, BaseArray):
-                check_distributed("histogram2d of distributed bins or weights", x)
+        _check_plain("histogram2d", x, weights, *_each(bins))
         return np.histogram2d(x, y, bins, range, density, weights)
     check_one_mesh("histogram2d", x, y, weights, *_each(bins))
     bins = _read("histogram2d", bins)

@@ -106,7 +106,7 @@ def find_places(method: str, count: int, q: np.ndarray) -> Places:
         previous[outside] = place
         following[outside] = place
     weight = exact - previous
-    weight = np.asarray(_WEIGHTS.get(method, _as_it_is)(weight, exact), exact.dtype)
+    weight = np.asarray(_WEIGHTS.get(method, lambda weight, _: weight)(weight, exact), exact.dtype)
     return Places(_from_start(previous, count), _from_start(following, count), weight)
 
 
@@ -230,10 +230,6 @@ _WEIGHTS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "averaged_inverted_cdf": lambda weight, _: np.where(weight == 0, 0.5, 1.0),
     "midpoint": lambda _, exact: np.where(exact % 1 == 0, 0.0, 0.5),
 }
-
-
-def _as_it_is(weight: Any, _: Any) -> Any:
-    return weight
 
 
 def _from_start(places: np.ndarray, count: int) -> np.ndarray:

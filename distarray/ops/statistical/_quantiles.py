@@ -194,7 +194,7 @@ def _spec(_: Op, call: Call) -> Layouts:
     if kept and not _searches(source, call):
         source = move_cuts(source, axes, max(kept, key=lambda axis: source.shape[axis]))
         found = _reduced(source, call)
-        if _has_few_lines(source, axes):
+        if prod(source.shape[axis] for axis in kept) < _FEW_LINES:
             sends = ((found, output, True),)
         else:
             output = found
@@ -224,10 +224,6 @@ def _searches(layout: Layout, call: Call) -> bool:
     are_long = layout.size > _REDISTRIBUTED_ITEMS * ranks * lines
     few = lines < _FEW_LINES and (gathers or are_long)
     return ranks > 1 and (few or lines < ranks)
-
-
-def _has_few_lines(layout: Layout, axes: Sequence[int]) -> bool:
-    return prod(layout.shape[axis] for axis in range(layout.ndim) if axis not in axes) < _FEW_LINES
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
