@@ -52,7 +52,6 @@ from distarray.core._spec import (
     Panels,
     Spec,
     joining,
-    pointwise,
     reduction_spec,
 )
 from distarray.core._warnings import warn

@@ -33,9 +33,9 @@ def _shape(name: str, text: str) -> Parameter:
     return Parameter(name, text, "above 0", lambda x: x > 0)
 
 
-def _finite(name: str, text: str, least: float = 0.0, default: Any = None) -> Parameter:
+def _finite(name: str, text: str, least: float = 0.0) -> Parameter:
     must = f"above {least:g} and finite"
-    return Parameter(name, text, must, lambda x: (x > least) & (x < np.inf), default)
+    return Parameter(name, text, must, lambda x: (x > least) & (x < np.inf))
 
 
 def _finite_scale(name: str, text: str, most: float = np.inf, default: Any = None) -> Parameter:
@@ -44,10 +44,6 @@ def _finite_scale(name: str, text: str, most: float = np.inf, default: Any = Non
 
 
 _PROBABILITY = "a probability, from 0 to 1"
-
-
-def _chance(name: str, text: str, must: str, holds: Callable[[Any], Any]) -> Parameter:
-    return Parameter(name, text, must, holds)
 
 
 _LOC = _any("loc", "Where its middle is.", 0.0)
@@ -356,7 +352,7 @@ class Distributions:
         "Draw how many of some trials succeed.",
         (
             count_parameter("n", "How many trials."),
-            _chance(
+            Parameter(
                 "p", "The probability of success.", _PROBABILITY, lambda p: (p >= 0) & (p <= 1)
             ),
         ),
@@ -372,7 +368,7 @@ class Distributions:
         "Draw how many trials fail before `n` succeed.",
         (
             _finite("n", "How many successes; not only whole numbers."),
-            _chance(
+            Parameter(
                 "p",
                 "The probability of success.",
                 "above 0 and at most 1",
@@ -393,7 +389,7 @@ class Distributions:
         "geometric",
         "Draw how many trials it takes to succeed.",
         (
-            _chance(
+            Parameter(
                 "p",
                 "The probability of success.",
                 "above 0 and at most 1",
@@ -427,7 +423,7 @@ class Distributions:
     logseries = distribution(
         "logseries",
         "Draw whole numbers from 1 on, k with a probability proportional to `p**k / k`.",
-        (_chance("p", "The base.", "0 or more and below 1", lambda p: (p >= 0) & (p < 1)),),
+        (Parameter("p", "The base.", "0 or more and below 1", lambda p: (p >= 0) & (p < 1)),),
         by_sampler(_counts.logseries),
         "0.7, 5",
         "[9 1 1 2 1]",
