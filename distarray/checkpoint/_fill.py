@@ -259,9 +259,8 @@ def _slabs(shared: _Shared, itemsize: int) -> Iterator[_Slab]:
     mesh, shape = wanted.mesh, wanted.shape
     step = rows = shape[axis]
     if not wanted.sharding_axes(axis):
-        cuts = prod(mesh.shape[i] for j in range(wanted.ndim) for i in wanted.sharding_axes(j))
         row_bytes = max(1, prod(shape) // rows * itemsize)
-        most = max(_SLAB_BYTES * cuts, _SHARE_BYTES * mesh.size)
+        most = max(_SLAB_BYTES * wanted.block_count, _SHARE_BYTES * mesh.size)
         step = min(rows, max(1, most // row_bytes))
     for start in range(0, rows, step):
         count = min(step, rows - start)

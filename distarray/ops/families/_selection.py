@@ -298,7 +298,7 @@ def _outcome(layout: Layout, parts: Parts) -> Layouts:
         output = _drop_axes(freed, taken)
     if flipped:
         output = mirror_layout(output, _renumber(flipped, taken))
-    is_local = not flipped and _count_blocks(kept, taken) == 1
+    is_local = not flipped and all(kept.partition(axis).count == 1 for axis in taken)
     sends = []
     if taken and not is_local:
         sends.append((kept, freed, True))
@@ -531,18 +531,13 @@ def _free_axes(layout: Layout, taken: Sequence[int]) -> Layout:
     longest = max(uncut, key=lambda axis: layout.shape[axis], default=None)
     if layout.size <= SPREAD_ITEMS or longest is None:
         return free
-    if layout.shape[longest] < _count_blocks(layout, taken):
+    if layout.shape[longest] < prod(layout.partition(axis).count for axis in taken):
         return free
     placements = list(free.placements)
     for axis in taken:
         for mesh_axis in layout.sharding_axes(axis):
             placements[mesh_axis] = Shard(longest)
     return free.replace(placements=placements)
-
-
-def _count_blocks(layout: Layout, axes: Sequence[int]) -> int:
-    """Return into how many blocks some axes are cut."""
-    return prod(layout.mesh.shape[m] for axis in axes for m in layout.sharding_axes(axis))
 
 
 def _drop_axes(layout: Layout, taken: Sequence[int]) -> Layout:

@@ -189,11 +189,6 @@ def cutting_axes(layout: Layout, axes: IndexedAxes) -> tuple[int, ...]:
     return tuple(m for axis in axes if axis is not None for m in layout.sharding_axes(axis))
 
 
-def count_blocks(layout: Layout, cutting: Sequence[int]) -> int:
-    """Return into how many blocks some mesh axes cut."""
-    return prod(layout.mesh.shape[m] for m in cutting)
-
-
 def checked_shape(layout: Layout, own: Sequence[Layout], axes: IndexedAxes) -> Shape:
     """Return the shape of index arrays together.
 
@@ -229,7 +224,7 @@ def _gather_spec(_: Op, call: Call) -> Layouts:
     selected = selected_layout(layout, index, axes, place)
     moved = [known_layout(one, align(index, one.shape)) for one in own]
     sends: tuple[tuple[Layout, Layout, bool], ...] = ()
-    if count_blocks(layout, cutting) > 1:
+    if any(layout.mesh.shape[m] > 1 for m in cutting):
         sends = ((layout, selected, False),)
         if layout.size < selected.largest_block:
             # A row comes once, however often it is asked for.

@@ -37,7 +37,6 @@ from distarray.ops.indexing._gather import (
     align,
     bring,
     checked_shape,
-    count_blocks,
     cutting_axes,
     index_layout,
     index_operands,
@@ -95,7 +94,7 @@ def _spec(_: Op, call: Call) -> Layouts:
     own = own[: len(axes)]
     shape = checked_shape(layout, own, axes)
     cutting = cutting_axes(layout, axes)
-    is_cut = count_blocks(layout, cutting) > 1
+    is_cut = any(layout.mesh.shape[m] > 1 for m in cutting)
     few = is_cut and sum([one.size for one in (*own, *values)]) <= FEW_ITEMS
     everywhere = few or all(one.is_replicated for one in (*own, *values))
     allowed = () if few else cutting
