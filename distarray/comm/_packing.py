@@ -29,7 +29,7 @@ stretches take half of the time of packing, sending and unpacking, those of 512 
 """
 
 
-INLINE_BYTES: Final = 64 * 1024
+INLINE_BYTES: Final = 8 * 1024
 """Parts up to this size are sent in the message that tells of them, into which they are packed.
 
 Measured on two and four ranks of Zen 5 over MPICH 5: of half of it that takes 3 us and a quarter

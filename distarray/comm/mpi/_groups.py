@@ -178,9 +178,11 @@ class Group:
         None where the MPI world does not have all the ranks.
         """
         self._calls += 1
-        if not self._place:
-            return None
-        return Meeting(self._place, self._calls, self.world_ranks)
+        return self._meeting()
+
+    def _meeting(self) -> Meeting | None:
+        """Return the one that this rank has joined last."""
+        return Meeting(self._place, self._calls, self.world_ranks) if self._place else None
 
     @property
     def sends_envelopes(self) -> bool:
@@ -191,16 +193,16 @@ class Group:
     def envelopes(self) -> Envelopes:
         """The envelopes of few ranks; the first use is collective."""
         if self._envelopes is None:
-            self._envelopes = Envelopes(self.mpi)
+            self._envelopes = Envelopes(self.mpi, self._meeting)
         return self._envelopes
 
     def exchange(self, payload: bytes | memoryview, token: int, what: object = "") -> list[Any]:
         """Give every rank's short payload to every rank, in envelopes."""
-        envelopes = self.envelopes
-        with waiting(what, self.next_call()):
-            found = envelopes.exchange(payload, token)
-            if found is None:
-                self._raise_mismatch(what)
+        envelopes = self._envelopes or self.envelopes
+        self._calls += 1
+        found = envelopes.exchange(payload, token, what)
+        if found is None:
+            self._raise_mismatch(what)
         return found
 
     def all_to_all(
@@ -212,10 +214,10 @@ class Group:
         fill: Fill | None,
     ) -> None:
         """Send each rank its part, once ``fill()`` has set it, in an envelope or after it."""
-        envelopes = self.envelopes
-        with waiting(what, self.next_call()):
-            if not envelopes.all_to_all(parts, into, token, fill):
-                self._raise_mismatch(what)
+        envelopes = self._envelopes or self.envelopes
+        self._calls += 1
+        if not envelopes.all_to_all(parts, into, token, what, fill):
+            self._raise_mismatch(what)
 
     def compare(self, token: int, what: object, fill: Fill | None = None) -> None:
         """Check that all ranks do the same: that they pass the same token, below 2**62.
@@ -234,7 +236,9 @@ class Group:
 
     def _raise_mismatch(self, what: object) -> NoReturn:
         """Let every rank say what it was doing, and raise: all of them, in the same call."""
-        raise mismatch_error(all_gather_object(self.mpi, str(what)), self.world_ranks)
+        with waiting(what, self._meeting()):
+            everyone = all_gather_object(self.mpi, str(what))
+        raise mismatch_error(everyone, self.world_ranks)
 
     def export(self) -> MPI.Intracomm:
         """Return a communicator for the user; the first use is collective."""

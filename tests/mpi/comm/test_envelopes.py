@@ -192,7 +192,8 @@ def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatc
     packed = []
     pack = _messages.pack
     monkeypatch.setattr(_messages, "pack", lambda *a, **k: (packed.append(1), pack(*a, **k)))
-    for side, wanted in ((64, 0), (128, 1)):
+    monkeypatch.setitem(vars(mesh.communicator()), "sends_whole", -1)
+    for side, wanted in ((32, 0), (64, 1)):
         rows = side * comm.size
         whole = np.arange(float(rows * rows)).reshape(rows, rows)
         x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
