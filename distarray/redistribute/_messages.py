@@ -11,6 +11,7 @@ another block or two, and leave the caches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ def _as_they_lie(block: Buffer, regions: _Regions | None) -> list[Buffer] | None
     """Return a view of a block for each rank, where none of them has to be packed."""
     if regions is None:
         return None
-    nothing = _memory.empty((0,), block.dtype)
+    nothing = np.empty(0, block.dtype)
     found = [nothing if index is None else block[index] for index in regions]
     return found if all(map(goes_as_it_lies, found)) else None
 
@@ -138,18 +139,14 @@ def _exchange(
     ``pack_into(send)`` packs parts while the ranks compare a token. ``block`` tells the device and
     the dtype of all.
     """
-    send, recv = [
-        _memory.empty((sum(counts),), block.dtype, _backend.device_of(block))
-        if parts is None
-        else None
-        for parts, counts in (sent, received)
-    ]
     (parts, send_counts), (into, recv_counts) = sent, received
-
-    def fill() -> None:
-        if send is not None:
-            pack_into(send)
-
+    device = _backend.device_of(block)
+    send = recv = fill = None
+    if parts is None:
+        send = _memory.empty((sum(send_counts),), block.dtype, device)
+        fill = partial(pack_into, send)
+    if into is None:
+        recv = _memory.empty((sum(recv_counts),), block.dtype, device)
     if send is not None and recv is not None:
         communicator.all_to_all(
             send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
@@ -172,7 +169,7 @@ class Messages:
     the others' pieces travel. ``kind`` is the device's, "cpu" or "cuda".
     """
 
-    __slots__ = ("_communicator", "_gathers", "_reaches_some", "_rounds", "_step")
+    __slots__ = ("_communicator", "_gathers", "_reaches_some", "_rounds", "_sends_parts", "_step")
 
     def __init__(self, step: ExchangeStep, communicator: Communicator, kind: str) -> None:
         self._step = step
@@ -182,8 +179,14 @@ class Messages:
         self._reaches_some = communicator.reaches_some(kind)
         rounds = max(step.rounds, _count_rounds_of_step(step, communicator) if kind == "cpu" else 1)
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
+        self._sends_parts = kind == "cpu" and communicator.sends_parts
         # Everybody sends its whole block to everybody: nothing to pack.
-        self._gathers = isinstance(step, AllGatherStep) and rounds == 1 and not self._reaches_some
+        self._gathers = (
+            isinstance(step, AllGatherStep)
+            and rounds == 1
+            and not self._reaches_some
+            and not self._sends_parts
+        )
 
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
         step = self._step
@@ -269,7 +272,7 @@ class Messages:
         """Send the messages of a round, and return what comes; None where it is in its place."""
         packed, leaving, arriving, send_counts, recv_counts, _ = current
         parts = into = None
-        if self._communicator.sends_parts and _backend.is_numpy(local):
+        if self._sends_parts:
             parts = _as_they_lie(local, leaving)
             into = _as_they_lie(out, arriving)
         return _exchange(

@@ -192,8 +192,7 @@ def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatc
     packed = []
     pack = _messages.pack
     monkeypatch.setattr(_messages, "pack", lambda *a, **k: (packed.append(1), pack(*a, **k)))
-    monkeypatch.setitem(vars(mesh.communicator()), "sends_whole", -1)
-    for side, wanted in ((32, 0), (64, 1)):
+    for side, wanted in ((64, 0), (128, 1)):
         rows = side * comm.size
         whole = np.arange(float(rows * rows)).reshape(rows, rows)
         x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
@@ -306,6 +305,7 @@ def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, long_run, rou
     monkeypatch.setattr(_packing, "_ROUND_BYTES", round_bytes)
     monkeypatch.setattr(_packing, "LONG_RUN_BYTES", long_run)
     monkeypatch.setattr(_envelopes, "INLINE_BYTES", short)
+    monkeypatch.setattr(_envelopes, "_COPIED_BYTES", short)
     monkeypatch.setattr(_packing, "INLINE_BYTES", short)
     mesh = mesh_of(comm)
     # Short blocks travel whole otherwise.
