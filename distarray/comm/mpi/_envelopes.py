@@ -140,17 +140,17 @@ class Envelopes:
             fill()
         self._wait(sends + self._receives, what)
         told = [(peer, *self._words[peer]) for peer in peers]
-        for _, theirs, _ in told:
-            if theirs != token:
-                return False
+        if any([theirs != token for _, theirs, _ in told]):
+            return False
         self._check_sizes(told, into)
         follow = []
         for peer, _, size in told:
             if size < 0:
                 follow += self._post("recv", into[peer], peer)
-        for peer in peers:
-            if peer not in packed:
-                follow += self._post("send", parts[peer], peer)
+        if len(packed) < len(peers):
+            for peer in peers:
+                if peer not in packed:
+                    follow += self._post("send", parts[peer], peer)
         for peer, _, size in told:
             if size > 0:
                 into[peer][...] = _in_box(self._boxes[peer], into[peer])

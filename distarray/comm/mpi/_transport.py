@@ -225,7 +225,7 @@ class MPICommunicator(Communicator):
             self._compare(token, what, fill)
             self._all_to_all(send, recv, send_counts, recv_counts, True)
 
-    @property
+    @cached_property
     def sends_parts(self) -> bool:
         """Whether ``all_to_all_parts`` can be called: between nodes, among few ranks."""
         return not self.reaches_all() and self._group.sends_envelopes
