@@ -203,7 +203,10 @@ class MPICommunicator(Communicator):
     def _all_gather_agreed(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, token: int, what: object
     ) -> None:
-        if not self._gather_small(send, recv, counts, token, what):
+        if max(counts) * recv.itemsize > SMALL_BYTES and self.sends_parts:
+            into = split_parts(recv, counts)
+            self._group.all_to_all([send] * self.size, into, token, what, None)
+        elif not self._gather_small(send, recv, counts, token, what):
             super()._all_gather_agreed(send, recv, counts, token, what)
 
     def _all_to_all_agreed(

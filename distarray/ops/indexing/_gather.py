@@ -248,6 +248,8 @@ class IndexBlocks:
         mesh = found.indices.mesh
         box = found.indices.own_box
         self.shape = boxes.shape(box)
+        self.most = prod(found.indices.partition(a).largest for a in range(found.indices.ndim))
+        """How many rows a rank names at most."""
         self._box, self._step, self._own, self._axes = box, step, own, axes
         self._indices = found.indices
         self._own_places = own_places
@@ -442,6 +444,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
                 error=error,
                 alike=index.known is not None,
                 known=tell,
+                most=index.most,
             )
         return out.transpose(order) if turns else out
 

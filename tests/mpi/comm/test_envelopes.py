@@ -15,6 +15,7 @@ from distarray.comm import (
     CommLog,
     Communicator,
     _packing,
+    _rows,
     as_communicator,
     gather_parts,
     gather_states,
@@ -162,7 +163,8 @@ def test_items_of_blocks_that_envelopes_hold_are_taken_in_one_call(comm, most):
 
 
 @pytest.mark.parametrize("shape", [(1,), (40,), (3, 2000)])
-def test_rows_that_all_ranks_know_are_not_asked_for(comm, shape):
+def test_rows_that_all_ranks_know_are_not_asked_for(comm, monkeypatch, shape):
+    monkeypatch.setattr(_rows, "_GATHERED_BYTES", 0)
     mesh = mesh_of(comm)
     ours = mesh.communicator()
     n = 500 * comm.size + 3
@@ -183,6 +185,38 @@ def test_rows_that_all_ranks_know_are_not_asked_for(comm, shape):
     if index.size < 4096:
         with pytest.raises(MismatchError, match="different things"):
             x[index if ours.rank else index - (index == index.max())]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, width):
+    mesh = mesh_of(comm)
+    ours = mesh.communicator()
+    n = 40000 * comm.size + 3
+    whole = np.random.default_rng(1).random((n, width))
+    x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
+    strided = da.distribute_array(whole.T.copy(), mesh, [Shard(1)], src=None)
+    index = np.random.default_rng(2).integers(-n, n, n)
+    everywhere = da.distribute_array(index, mesh, [Shard(0)], src=None)
+    for chosen, calls in ((index, 1), (everywhere, 2)):
+        for _ in range(2):
+            joined = ours._group.joined
+            with CommLog() as log:
+                y = x[chosen]
+            joined = ours._group.joined - joined
+        if ours.sends_parts and not ours.reaches_some():
+            assert joined == calls
+        start, stop = x.layout.local_box(mesh.coordinate)[0]
+        mine = index[slice(*y.layout.local_box(mesh.coordinate)[0])] % n
+        others = np.count_nonzero((mine < start) | (mine >= stop))
+        assert log.bytes("rows") == 8 * width * others
+        np.testing.assert_array_equal(y.full_array(), whole[index])
+        np.testing.assert_array_equal(strided[:, chosen].full_array(), whole[index].T)
+    wrong = index.copy()
+    wrong[-1] = n
+    with pytest.raises(IndexError):
+        x[da.distribute_array(wrong, mesh, [Shard(0)], src=None)]
+    with pytest.raises(MismatchError):
+        x[everywhere] if ours.rank else strided[:, everywhere]
 
 
 def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatch):
