@@ -2,11 +2,12 @@
 
 How many go where only their sender knows, or only who asks for them. Where all ranks read each
 other's blocks in place, every row is copied once, from its owner's block into the result; of small
-blocks all of each travels, in one round. Else rows travel packed, and what is asked of a rank
-several times travels once.
+blocks all of each travels, in one round, and so it does of up to 16 MiB where most rows are wanted.
+Else rows travel packed, and what is asked of a rank several times travels once; of few rows all
+ranks are told which each wants.
 
 A call is one communication of the log, "rows", with the bytes of the rows taken from others, also
-where more travels, of small blocks; numbers of rows are not counted. A rank that finds its own
+where more travels, of such blocks; numbers of rows are not counted. A rank that finds its own
 arguments wrong passes the error instead of raising it: then all ranks raise it, before a row moves
 (of small blocks, with them).
 """
@@ -14,6 +15,7 @@ arguments wrong passes the error instead of raising it: then all ranks raise it,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from time import perf_counter
 from typing import Any, Final
@@ -39,6 +41,12 @@ _FAILED: Final = -1
 _HEADER_BYTES: Final = 16
 """Bytes before a small block in its message: whether its rank has an error. So many suit all data
 types."""
+
+_FEW_ROWS: Final = 4096
+"""Between nodes all ranks are told which rows each wants, up to so many of all together.
+
+Measured on two ranks of Zen 5 over MPICH 5: 200 take 52 us instead of 125, 4000 take 98 instead of
+162, to ask only owners."""
 
 _GATHERED_BYTES: Final = 16 << 20
 """Between nodes all blocks of so many bytes together may go to all ranks: a bound of memory."""
@@ -121,7 +129,7 @@ def pull_rows(
     error: Exception | None = None,
     alike: bool = False,
     known: Callable[[int], np.ndarray] | None = None,
-    most: int = 0,
+    most: int | None = None,
 ) -> Buffer:
     """Return rows of all ranks' blocks.
 
@@ -144,8 +152,8 @@ def pull_rows(
     known : callable, optional
         Gives the numbers of the rows that a rank wants, where each rank can tell those of all: then
         no rank has to ask for its own.
-    most : int
-        How many rows some rank wants, the same on all ranks.
+    most : int, optional
+        How many rows a rank wants at most, the same on all ranks, where that is known.
     """
     started, logs = perf_counter(), _log.recording()
     if error is not None:
@@ -171,7 +179,7 @@ def pull_rows(
             with comm.views(rows, token + 1, what) as views:
                 own = take_rows_of_all(views, blocks, number, out, comm.rank)
             count = len(number) - own
-        elif kind == "cpu" and _are_dense(blocks, _row_bytes(rows), most):
+        elif kind == "cpu" and _are_dense(blocks, _row_bytes(rows), most or 0):
             if not alike:
                 gather_words(comm, (), token, what, error)
             shape = (blocks.size, *rows.shape[1:])
@@ -182,7 +190,12 @@ def pull_rows(
             take_rows(everything, number, out)
             count = _count_others(comm, blocks, number) if logs else 0
         else:
-            count = _pull_messages(comm, rows, blocks, number, out, token, what, error, known)
+            everyone = _tell_all(comm, number, token, what, error, known, most)
+            if everyone is None:
+                count = _pull_messages(comm, rows, blocks, number, out, token, what, error)
+            else:
+                again = token if known is not None else token + 1
+                count = _pull_known(comm, rows, blocks, number, out, again, what, everyone)
     _log.record("rows", comm.name, count * _row_bytes(rows), perf_counter() - started)
     return out
 
@@ -364,6 +377,73 @@ def _push_messages(
     return received, _offsets(received_counts)
 
 
+def _tell_all(
+    comm: Communicator,
+    number: np.ndarray,
+    token: int,
+    what: object,
+    error: Exception | None,
+    known: Callable[[int], np.ndarray] | None,
+    most: int | None,
+) -> list[np.ndarray] | None:
+    """Return which rows all ranks want, where each knows that or they are few; None of others."""
+    if known is not None:
+        return [known(rank) for rank in range(comm.size)]
+    if most is None or most * comm.size > _FEW_ROWS:
+        return None
+    head = bytes([error is not None]).ljust(_HEADER_BYTES, b"\0")
+    nbytes = _HEADER_BYTES + number.itemsize * most
+    told = comm.exchange_small(head + number.tobytes(), token, what, nbytes)
+    if told is None:
+        return None
+    if any(one[0] for one in told):
+        raise_failures(comm, error, what)
+    return [np.frombuffer(one, number.dtype, offset=_HEADER_BYTES) for one in told]
+
+
+def _pull_known(
+    comm: Communicator,
+    rows: Buffer,
+    blocks: Blocks,
+    number: np.ndarray,
+    out: Buffer,
+    token: int,
+    what: object,
+    everyone: list[np.ndarray],
+) -> int:
+    """Send each rank what it is known to want, once; return how many rows come."""
+    rank = comm.rank
+    order = number.argsort(kind="stable")
+    ordered = number[order]
+    are_first = _are_first(ordered)
+    which = np.empty_like(order)
+    which[order] = are_first.cumsum() - 1
+    distinct = ordered[are_first]
+    ends = distinct.searchsorted(blocks.offsets).tolist()
+    counts = [b - a for a, b in pairwise(ends)]
+    start, stop = blocks.offsets[rank : rank + 2].tolist()
+    asked = []
+    for i, theirs in enumerate(everyone):
+        here = distinct[ends[rank] : ends[rank + 1]]
+        if i != rank:
+            here = theirs[(theirs >= start) & (theirs < stop)]
+            here.sort()
+            here = here[_are_first(here)]
+        asked.append(here - start)
+    packed = _taken(rows, np.concatenate(asked))
+    got = _exchange_rows(comm, packed, [*map(len, asked)], counts, token, what)
+    take_rows(got, which, out)
+    return len(distinct) - counts[rank]
+
+
+def _are_first(ordered: np.ndarray) -> np.ndarray:
+    """Tell of sorted numbers which differ from the one before."""
+    found = np.empty(len(ordered), bool)
+    found[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=found[1:])
+    return found
+
+
 def _pull_messages(
     comm: Communicator,
     rows: Buffer,
@@ -373,7 +453,6 @@ def _pull_messages(
     token: int,
     what: object,
     error: Exception | None,
-    known: Callable[[int], np.ndarray] | None,
 ) -> int:
     """Send what is wanted of each rank, once, and get that; return how many rows come."""
     size, rank = comm.size, comm.rank
@@ -381,18 +460,8 @@ def _pull_messages(
     nothing = _Wanted(np.empty(0, np.intp))
     wanted = [nothing if i == rank else _Wanted(parcels.part(i)) for i in range(size)]
     counts = [one.count for one in wanted]
-    if known is None:
-        asked, told = _ask(comm, wanted, token, what, error), None
-    else:
-        start, stop = blocks.offsets[rank : rank + 2]
-        asked, told = [nothing.numbers] * size, token
-        for i in range(size):
-            if i != rank:
-                theirs = known(i)
-                here = theirs[(theirs >= start) & (theirs < stop)]
-                asked[i] = _Wanted((here - start).astype(np.intp, copy=False)).numbers
-    packed = _taken(rows, np.concatenate(asked))
-    got = _exchange_rows(comm, packed, [*map(len, asked)], counts, told, what)
+    asked = _ask(comm, wanted, token, what, error)
+    got = _exchange_rows(comm, _taken(rows, np.concatenate(asked)), [*map(len, asked)], counts)
     starts = _offsets(counts)
     for i, one in enumerate(wanted):
         source, which = got[starts[i] : starts[i + 1]], one.inverse
@@ -509,6 +578,9 @@ def _exchange_rows(
     width = prod(packed.shape[1:])
     shape = (sum(received), *packed.shape[1:])
     out = _memory.empty(shape, packed.dtype, _backend.device_of(packed))
+    if token is not None and comm.sends_parts and _backend.is_numpy(packed):
+        comm.all_to_all_parts(split_parts(packed, sent), split_parts(out, received), token, what)
+        return out
     counts = [n * width for n in sent], [n * width for n in received]
     comm.all_to_all(packed.reshape(-1), out.reshape(-1), *counts, token=token, what=what)
     return out

@@ -55,7 +55,7 @@ own wait 1.9, and 0.8 more where that is noted."""
 _COPIED_BYTES: Final = 8 * 1024
 """What lies in one stretch is copied into envelopes up to this size, else it follows as it lies.
 
-Measured there: 16 KiB take as long either way, of 64 KiB messages that follow take half the time."""
+Measured there: 16 KiB take as long either way, 64 KiB in messages that follow half of the time."""
 
 _HEADER: Final = 16  # token and size, and what follows is aligned for all dtypes
 _TAG: Final = OWN_TAG - 1
@@ -131,7 +131,7 @@ class Envelopes:
         """
         peers = self._peers
         packed = [peer for peer in peers if _is_packed(parts[peer])]
-        early = fill is not None and any([parts[peer].size for peer in packed])
+        early = fill is not None and any(parts[peer].size for peer in packed)
         if early and fill is not None:
             fill()
         self._start(self._receives)
@@ -140,7 +140,7 @@ class Envelopes:
             fill()
         self._wait(sends + self._receives, what)
         told = [(peer, *self._words[peer]) for peer in peers]
-        if any([theirs != token for _, theirs, _ in told]):
+        if any(theirs != token for _, theirs, _ in told):
             return False
         self._check_sizes(told, into)
         follow = []

@@ -339,7 +339,8 @@ class IndexBlocks:
     def numbers_of(self, known: np.ndarray, rank: int) -> np.ndarray:
         """Return the rows that a rank of the communicator names, of an index that all have."""
         box = self._boxes[rank]
-        return np.broadcast_to(known[self._part(known.shape, box)], boxes.shape(box)).reshape(-1)
+        part, shape = known[self._part(known.shape, box)], boxes.shape(box)
+        return (part if part.shape == shape else np.broadcast_to(part, shape)).reshape(-1)
 
     @functools.cached_property
     def _boxes(self) -> list[Box]:

@@ -187,6 +187,33 @@ def test_rows_that_all_ranks_know_are_not_asked_for(comm, monkeypatch, shape):
             x[index if ours.rank else index - (index == index.max())]
 
 
+@pytest.mark.parametrize("items", [1, 40, 4096, 5000])
+def test_which_few_rows_are_wanted_is_told_to_all_ranks(comm, monkeypatch, items):
+    monkeypatch.setattr(_rows, "_GATHERED_BYTES", 0)
+    mesh = mesh_of(comm)
+    ours = mesh.communicator()
+    n = 500 * comm.size + 3
+    whole = np.random.default_rng(1).random((n, 100))
+    x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
+    plain = np.random.default_rng(2).integers(-n, n, items)
+    index = da.distribute_array(plain, mesh, [Shard(0)], src=None)
+    for _ in range(2):
+        joined = ours._group.joined
+        with CommLog() as log:
+            y = x[index]
+        joined = ours._group.joined - joined
+    if ours.sends_parts and not ours.reaches_some():
+        few = -(-items // comm.size) * comm.size <= 4096
+        assert joined == (2 if few else 3)
+    np.testing.assert_array_equal(y.full_array(), whole[plain])
+    mine = np.unique(plain[slice(*y.layout.local_box(mesh.coordinate)[0])] % n)
+    start, stop = x.layout.local_box(mesh.coordinate)[0]
+    assert log.bytes("rows") == 800 * np.count_nonzero((mine < start) | (mine >= stop))
+    plain[items // 2] = n
+    with pytest.raises(IndexError, match="out of range"):
+        x[da.distribute_array(plain, mesh, [Shard(0)], src=None)]
+
+
 @pytest.mark.parametrize("width", [1, 3])
 def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, width):
     mesh = mesh_of(comm)
