@@ -75,6 +75,9 @@ class Condition:
     """What must hold as well."""
 
 
+_EXACT = 1 << 53  # up to here integers are floats
+
+
 def read(parameter: Parameter, value: Any) -> Any:
     """Return a parameter as a float, an array of float64, or the distributed array that it is.
 
@@ -86,6 +89,8 @@ def read(parameter: Parameter, value: Any) -> Any:
         If one of them makes no sense.
     """
     name, holds = parameter.name, parameter.holds
+    if type(value) is int and abs(value) <= _EXACT:
+        value = float(value)
     if type(value) is float and (holds is None or holds(value) is True):
         return value
     if isinstance(value, BaseArray):
@@ -158,7 +163,7 @@ def _refuse(
     must: str,
     error: type[ArgumentError] = ArgumentError,
 ) -> None:
-    if holds is True or np.all(holds):
+    if holds is True or holds is np.True_ or np.all(holds):
         return
     wrong, *those = np.broadcast_arrays(~np.asarray(_host(holds)), *map(_host, values))
     place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
