@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from distarray.comm import copy_box
 from distarray.core import (
     BaseArray,
     check_distributed,
     describe,
+    empty_block,
+    move,
     normalize_shape,
     plain_buffer,
     register,
 )
 from distarray.errors import IndexingError, ShapeError
-from distarray.layout import normalize_axis
-from distarray.ops.creation._filled import empty_like, ones, zeros_like
+from distarray.layout import counted, normalize_axis
+from distarray.ops.creation._filled import empty_like, ones, target_layout, zeros_like
 from distarray.ops.families._relabel import resize_axis
 from distarray.ops.families._values import check_one_mesh, read_values
 from distarray.ops.indexing._items import getitem, setitem
-from distarray.ops.indexing._masks import outside
+from distarray.ops.indexing._masks import cut_first_alone, merged_layout, take_by_mask
+from distarray.ops.indexing._values import on_device
 from distarray.ops.manipulation._joining import concat_as, tile
 from distarray.ops.manipulation._reshape import change_shape
 
@@ -92,8 +96,9 @@ def delete(x: Any, /, obj: Any, axis: int | None = None) -> Any:
 
     Notes
     -----
-    Distribution: as `x[mask]`, 8 bytes from each process along the mesh axes that cut the axis; and
-    the places that others than this process have.
+    Distribution: nothing travels, unless `obj` is distributed: then, as in `x[mask]`, 8 bytes from
+    each process along the mesh axes that cut the axis, and the places that others than this
+    process have.
 
     Examples
     --------
@@ -102,36 +107,66 @@ def delete(x: Any, /, obj: Any, axis: int | None = None) -> Any:
     array([1, 2, 3])
     """
     x, along = _along("delete", x, axis)
-    kept = ones((x.shape[along],), dtype=bool, mesh=x._layout.mesh)
+    size = x.shape[along]
     where: Any = obj if isinstance(obj, (slice, BaseArray)) else _places("delete", obj)
-    if getattr(where, "dtype", None) == np.bool_ and where.shape != kept.shape:
+    if getattr(where, "dtype", None) == np.bool_ and where.shape != (size,):
         raise ShapeError(
-            f"delete got booleans of shape {where.shape}; axis {along} of length {x.shape[along]} "
-            "takes one for each place"
+            f"delete got booleans of shape {where.shape}; axis {along} of length {size} takes one "
+            "for each place"
         )
-    if not isinstance(where, (slice, BaseArray)) and where.dtype != np.bool_:
-        _check_places("delete", where, x.shape[along], along)
-    setitem(kept, where, False)
-    if x._layout.mesh.coordinate is None and not isinstance(where, BaseArray):
-        return outside(x, along, 1, _left_by(where, x.shape[along]), kept._layout)
-    return getitem(x, (*(slice(None),) * along, kept))
+    if isinstance(where, BaseArray):
+        kept = ones((size,), dtype=bool, mesh=x._layout.mesh)
+        setitem(kept, where, False)
+        return getitem(x, (*(slice(None),) * along, kept))
+    if not isinstance(where, slice) and where.dtype != np.bool_:
+        _check_places("delete", where, size, along)
+    return _without(x, along, _deleted(where, size))
 
 
-def _left_by(where: Any, size: int) -> Callable[[int, int], int]:
-    """Return what tells how many places of an axis between two are not among those given."""
-    gone: Sequence[int] | np.ndarray
+def _deleted(where: Any, size: int) -> range | np.ndarray:
+    """Return places of an axis, of which every process has all, once each and in order."""
     if isinstance(where, slice):
         given = range(size)[where]
-        gone = given if given.step > 0 else given[::-1]
-    elif where.dtype == np.bool_:
-        gone = np.flatnonzero(where)
-    else:
-        gone = np.unique(where.astype(np.int64) % size)
+        return given if given.step > 0 else given[::-1]
+    if where.dtype == np.bool_:
+        return np.flatnonzero(where)
+    if where.size == 1:
+        place = int(where.item()) % size
+        return range(place, place + 1)
+    return np.unique(where.astype(np.int64) % max(size, 1))
 
-    def left(start: int, stop: int) -> int:
-        return stop - start - bisect_left(gone, stop) + bisect_left(gone, start)
 
-    return left
+def _without(x: Any, axis: int, gone: range | np.ndarray) -> Any:
+    """Return an array without places of an axis that every process knows; nothing is sent."""
+    layout = x._layout
+    mesh: Any = layout.mesh
+    # As by a mask, which has the default layout.
+    source = cut_first_alone(layout, axis, 1, target_layout((x.shape[axis],), mesh, None, None))
+    offsets = source.partition(axis).offsets
+    ends = [bisect_left(gone, offset) for offset in offsets]
+    lengths = [
+        stop - start - (last - first)
+        for (start, stop), (first, last) in zip(pairwise(offsets), pairwise(ends), strict=True)
+    ]
+    result = counted(merged_layout(source, axis, 1), axis, lengths)
+    if mesh.coordinate is None:
+        return x._new(empty_block(result, x._local.dtype), result)
+    block = move("delete", x._local, layout, source)
+    index = source.block_index(axis, mesh.coordinate)
+    mine = gone[ends[index] : ends[index + 1]]
+    if len(mine) and mine[-1] - mine[0] >= len(mine):
+        bits = np.ones(block.shape[axis], np.bool_)
+        bits[np.asarray(mine) - offsets[index]] = False
+        return x._new(take_by_mask(block, on_device(bits, block), axis), result)
+    first = int(mine[0]) - offsets[index] if len(mine) else 0
+    out = empty_block(result, block.dtype)
+    for here, there in (
+        (slice(first), slice(first)),
+        (slice(first, None), slice(first + len(mine), None)),
+    ):
+        key = (slice(None),) * axis
+        copy_box(out[(*key, here)], block[(*key, there)])
+    return x._new(out, result)
 
 
 @register

@@ -138,8 +138,8 @@ class Envelopes:
         sends = self._send_parts(parts, packed, token)
         if not early and fill is not None:
             fill()
-        self._wait(sends + self._receives, what)
-        told = [(peer, *self._words[peer]) for peer in peers]
+        self._wait([*sends, *self._receives], what)
+        told = [(peer, self._words[peer][0], self._words[peer][1]) for peer in peers]
         if any(theirs != token for _, theirs, _ in told):
             return False
         self._check_sizes(told, into)

@@ -123,19 +123,18 @@ def outside(
     axis: int,
     count: int,
     length_of: Callable[[int, int], Any],
-    like: Layout | None = None,
 ) -> Any:
     """Return what a process outside of the mesh of `x` has of the items that a mask selects.
 
     Parameters
     ----------
-    x, axis, count, like
+    x, axis, count
         As of `cut_first_alone`.
     length_of : callable
         Returns how many are selected between two places along the first masked axis, which here
         every process knows.
     """
-    source = cut_first_alone(x._layout, axis, count, like)
+    source = cut_first_alone(x._layout, axis, count)
     lengths = [int(length_of(*ends)) for ends in pairwise(source.partition(axis).offsets)]
     layout = counted(merged_layout(source, axis, count), axis, lengths)
     return x._new(empty_block(layout, x._local.dtype), layout)
@@ -151,10 +150,10 @@ def _spec(_: Op, call: Call) -> Layouts:
 
 def _bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
     axis: int = step.call.static
-    return lambda block, mask: _take(block, mask, axis)
+    return lambda block, mask: take_by_mask(block, mask, axis)
 
 
-def _take(block: Buffer, mask: Buffer, axis: int) -> Buffer:
+def take_by_mask(block: Buffer, mask: Buffer, axis: int) -> Buffer:
     """Return the items of a block where a mask of its axes from `axis` on is true."""
     if (
         mask.ndim == block.ndim
@@ -241,7 +240,7 @@ def assign_by_mask(x: Any, mask: Any, axis: int, value: Any, repeats: bool = Fal
     _put(spread, axis, bits, block)
     moved = move(_ASSIGNMENT, spread._local, source, layout)
     bits = _block_of_mask(x, mask, _mask_layout(layout, axis, count))
-    _put(x, axis, bits, _take(moved, bits, axis))
+    _put(x, axis, bits, take_by_mask(moved, bits, axis))
 
 
 def _put(x: Any, axis: int, mask: Buffer, block: Buffer) -> None:
