@@ -143,3 +143,31 @@ def test_rows_at_one_place_leave_the_others_together(place: int, placement: Any)
         assert "all_gather" not in {record.collective for record in log.records}
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [3, -1, slice(2, 5), slice(None, None, 3), slice(6, 1, -2), [7, 0, 3, -8], [], VALUES[0] > 3],
+    ids=str,
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_known_places_leave_without_a_message(where: Any, axis: int) -> None:
+    """Blocks of any strides, some of them without items or without any that leave."""
+    values = np.arange(8.0 * 9).reshape(8, 9)
+    if isinstance(where, np.ndarray):
+        where = np.arange(values.shape[axis]) % 3 > 0
+    expected = np.delete(values, where, axis)
+
+    def program() -> None:
+        mesh = da.default_mesh()
+        for placement in (da.Shard(0), da.Shard(1), da.Replicate(), da.Partial()):
+            x = da.distribute_array(values, mesh, [placement], src=None)
+            turned = da.distribute_array(values.T.copy(), mesh, [placement], src=None).T
+            with da.CommLog() as log:
+                found = da.delete(x, where, axis), da.delete(turned, where, axis)
+            assert not log.records
+            for one in found:
+                agrees(one, expected)
+                assert one.to_local().flags.c_contiguous
+
+    on_ranks(program)
