@@ -428,16 +428,18 @@ MUTANTS = (
     Mutant(
         "tokens in envelopes are not compared",
         "comm/mpi/_envelopes.py",
-        "            if theirs[0] != token:",
-        "            if False:",
+        "if not self._agree(token):\n            self._drain(follow, what)\n"
+        "            return None",
+        "if False:\n            return None",
         ("mpi/comm/test_envelopes.py::test_nothing_is_written_where_ranks_disagree",),
         2,
     ),
     Mutant(
         "tokens of parts that are sent between nodes are not compared",
         "comm/mpi/_envelopes.py",
-        "if any(self._words[peer][0] != token for peer in self._peers):",
-        "if False:",
+        "if not self._agree(token):\n            self._drain(follow, what)\n"
+        "            return False",
+        "if False:\n            return False",
         ("mpi/comm/test_envelopes.py::test_nothing_is_written_where_ranks_disagree",),
         2,
     ),

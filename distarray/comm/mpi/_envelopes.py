@@ -1,10 +1,11 @@
 """Envelopes: what ranks that share no memory send each other first, each to every other one.
 
 An envelope has a token, which says what its sender believes it is doing, and the size of the
-message that is for its receiver. A short message is packed into it; a longer one follows, once the
-two know that they are doing the same. So no reduction goes ahead of what ranks exchange, and since
-all of them get an envelope of every other, of one largest size, all find out in the same round
-where two disagree, have taken all that was sent, and raise one error.
+message that is for its receiver. A short message is packed into it; a longer one follows at once,
+and is received where it belongs once the two know that they are doing the same. So no reduction
+goes ahead of what ranks exchange, and since all of them get an envelope of every other, of one
+largest size, all find out in the same round where two disagree, take in all that was sent, and
+raise one error.
 
 Of many ranks each would send as many messages to say what a reduction of two numbers says in a
 logarithm of rounds: among these it goes ahead, while the messages are being packed.
@@ -12,14 +13,17 @@ logarithm of rounds: among these it goes ahead, while the messages are being pac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from distarray.comm._collectives import OWN_TAG
+from distarray.comm._launcher import count_local_ranks
 from distarray.comm._packing import INLINE_BYTES, copy_box
 from distarray.comm.failures._waits import Meeting, waiting
+from distarray.comm.kernels import cores_of
 from distarray.comm.mpi import _large_counts
 from distarray.comm.mpi._datatypes import memory_of, strided_type
 from distarray.errors import CommunicationError
@@ -87,6 +91,8 @@ class Envelopes:
         ]
         self._start = MPI.Prequest.Startall
         self._are_over = MPI.Request.Testall
+        cores = max(len(cores_of()), len(cores_of(os.getppid())))  # some launchers give each one
+        self._is_crowded = count_local_ranks() > cores and hasattr(os, "sched_yield")
 
     def exchange(self, payload: Any, token: int, what: object) -> list[Any] | None:
         """Return every rank's bytes, of ``MOST_BYTES`` at most; None where tokens differ."""
@@ -98,22 +104,22 @@ class Envelopes:
             end += n
             out[_HEADER:end] = payload
         self._start(self._receives)
-        isend, peers, message = self._mpi.Isend, self._peers, [out[:end], self._bytes]
-        self._wait([*[isend(message, peer, _TAG) for peer in peers], *self._receives], what)
-        found, follow = [payload] * self._size, []
+        isend, peers, kind = self._mpi.Isend, self._peers, self._bytes
+        message, long = [out[:end], kind], [payload, kind]
+        sends = [isend(message, peer, _TAG) for peer in peers]
+        follow = [isend(long, peer, OWN_TAG) for peer in peers if follows]
+        self._wait([*sends, *self._receives], what)
+        if not self._agree(token):
+            self._drain(follow, what)
+            return None
+        found = [payload] * self._size
         for peer in peers:
-            theirs, size = self._words[peer]
-            if theirs != token:
-                return None
-            found[peer] = box = self._boxes[peer][_HEADER : _HEADER + abs(size)]
+            size, box = self._words[peer][1], self._boxes[peer]
+            found[peer] = box = box[_HEADER : _HEADER + (size if size > 0 else -size)]
             if size < 0:
-                follow.append((box, peer))
-        if follow or follows:
-            irecv, kind = self._mpi.Irecv, self._bytes
-            requests = [irecv([box, kind], peer, OWN_TAG) for box, peer in follow]
-            if follows:
-                requests += [isend([payload, kind], peer, OWN_TAG) for peer in peers]
-            self._wait(requests, what)
+                follow.append(self._mpi.Irecv([box, kind], peer, OWN_TAG))
+        if follow:
+            self._wait(follow, what)
         return found
 
     def all_to_all(
@@ -138,20 +144,27 @@ class Envelopes:
         sends = self._send_parts(parts, packed, token)
         if not early and fill is not None:
             fill()
+        long = {peer: parts[peer] for peer in peers if peer not in packed}
+        follow: list[MPI.Request] = []
+        for peer, part in long.items():
+            if part.nbytes <= _large_counts.LIMIT:
+                follow += self._post("send", part, peer)
         self._wait([*sends, *self._receives], what)
-        told = [(peer, self._words[peer][0], self._words[peer][1]) for peer in peers]
-        if any(theirs != token for _, theirs, _ in told):
+        if not self._agree(token):
+            self._drain(follow, what)
             return False
-        self._check_sizes(told, into)
-        follow = []
-        for peer, _, size in told:
+        told = [(peer, self._words[peer][1]) for peer in peers]
+        for peer, size in told:
+            if size != into[peer].nbytes and size != -into[peer].nbytes:
+                self._drain(follow, what)
+                raise self._wrong_size(peer, size, into[peer])
+        for peer, size in told:
             if size < 0:
                 follow += self._post("recv", into[peer], peer)
-        if len(packed) < len(peers):
-            for peer in peers:
-                if peer not in packed:
-                    follow += self._post("send", parts[peer], peer)
-        for peer, _, size in told:
+        for peer, part in long.items():
+            if part.nbytes > _large_counts.LIMIT:
+                follow += self._post("send", part, peer)
+        for peer, size in told:
             if size > 0:
                 into[peer][...] = _in_box(self._boxes[peer], into[peer])
         if parts[self._rank].size:
@@ -160,11 +173,25 @@ class Envelopes:
             self._wait(follow, what)
         return True
 
+    def _agree(self, token: int) -> bool:
+        """Tell whether all other ranks have sent this token."""
+        return [self._words[peer][0] for peer in self._peers].count(token) == self._size - 1
+
+    def _drain(self, follow: list[MPI.Request], what: object) -> None:
+        """Take in what follows envelopes of another step: those of no more than one message do."""
+        for peer in self._peers:
+            size = self._words[peer][1]
+            if -_large_counts.LIMIT <= size < 0:
+                follow += self._post("recv", np.empty(-size, np.uint8), peer)
+        self._wait(follow, what)
+
     def _wait(self, requests: list[MPI.Request], what: object) -> None:
         """Return once requests are over; only a wait that lasts is noted."""
         for _ in range(_TRIES):
             if self._are_over(requests):
                 return
+            if self._is_crowded:
+                os.sched_yield()
         from mpi4py import MPI
 
         with waiting(what, self._meeting()):
@@ -183,20 +210,16 @@ class Envelopes:
         kind.Free()  # once the request is over
         return [request]
 
-    def _check_sizes(
-        self, told: Sequence[tuple[int, int, int]], into: Sequence[np.ndarray]
-    ) -> None:
-        """Raise where a rank sends another number of bytes than this one expects.
+    def _wrong_size(self, peer: int, size: int, into: np.ndarray) -> CommunicationError:
+        """Return the error for a rank that sends another number of bytes than this one expects.
 
         Ranks with one token have made one plan: what follows from it is not compared by all.
         """
-        for peer, _, size in told:
-            if abs(size) != into[peer].nbytes:
-                raise CommunicationError(
-                    f"rank {peer} of the communicator sends {abs(size)} bytes, and rank "
-                    f"{self._rank} expects {into[peer].nbytes}, though both name the same step: "
-                    "this is a mistake in the library; please report it"
-                )
+        return CommunicationError(
+            f"rank {peer} of the communicator sends {abs(size)} bytes, and rank {self._rank} "
+            f"expects {into.nbytes}, though both name the same step: this is a mistake in the "
+            "library; please report it"
+        )
 
     def _send_parts(
         self, parts: Sequence[np.ndarray], packed: Sequence[int], token: int
@@ -204,12 +227,8 @@ class Envelopes:
         """Send every other rank its envelope, with its part or, as a negative number, the size."""
         requests = []
         for peer in self._peers:
-            out, words, size, end = (
-                self._out[peer],
-                self._out_words[peer],
-                parts[peer].nbytes,
-                _HEADER,
-            )
+            out, words = self._out[peer], self._out_words[peer]
+            size, end = parts[peer].nbytes, _HEADER
             words[0], words[1] = token, size if peer in packed else -size
             if size and peer in packed:
                 end += size
