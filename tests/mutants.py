@@ -278,8 +278,8 @@ MUTANTS = (
     Mutant(
         "rows that all ranks know are sent as if they lay in the first block",
         "comm/_rows.py",
-        "_Wanted((here - start)",
-        "_Wanted((here - here.min(initial=0))",
+        "asked.append(here - start)",
+        "asked.append(here - here.min(initial=0))",
         ("mpi/comm/test_envelopes.py::test_rows_that_all_ranks_know_are_not_asked_for",),
         2,
     ),
@@ -432,6 +432,22 @@ MUTANTS = (
         "            return None",
         "if False:\n            return None",
         ("mpi/comm/test_envelopes.py::test_nothing_is_written_where_ranks_disagree",),
+        2,
+    ),
+    Mutant(
+        "what follows envelopes of another step stays for the next one",
+        "comm/mpi/_envelopes.py",
+        "            if -_large_counts.LIMIT <= size < 0:",
+        "            if False:",
+        ("mpi/comm/test_envelopes.py::test_nothing_is_written_where_ranks_disagree",),
+        2,
+    ),
+    Mutant(
+        "few rows that are wanted are read although a rank has failed",
+        "comm/_rows.py",
+        "    if any(one[0] for one in told):\n        raise_failures",
+        "    if False:\n        raise_failures",
+        ("mpi/comm/test_envelopes.py::test_which_few_rows_are_wanted_is_told_to_all_ranks",),
         2,
     ),
     Mutant(
@@ -670,7 +686,7 @@ MUTANTS = (
     Mutant(
         "values for tiles are written where the mask is false, too",
         "ops/indexing/_masks.py",
-        "    _put(x, axis, bits, _take(moved, bits, axis))\n",
+        "    _put(x, axis, bits, take_by_mask(moved, bits, axis))\n",
         "    x._local[...] = moved\n",
         ("ops/indexing/test_masks.py::test_tiles_take_values_for_the_masked_items_alone",),
     ),
@@ -810,8 +826,8 @@ MUTANTS = (
     Mutant(
         "rows of small blocks are pulled though a rank has failed",
         "comm/_rows.py",
-        "if any(one[0] for one in told):",
-        "if False:",
+        "if any(one[0] for one in told):\n        with",
+        "if False:\n        with",
         ("comm/test_rows.py::test_error_of_one_rank_is_raised_on_all",),
     ),
     Mutant(
