@@ -2,7 +2,7 @@
 
 `Messages` are those of a step, `exchange_views` those of any views of blocks, of joins and windows.
 
-The token that ranks compare travels with the messages, which are packed meanwhile. Between nodes
+The token that ranks compare travels with the messages, or while they are packed. Between nodes
 what lies in long runs is not packed: MPI takes it from where it lies, and puts it where it belongs.
 Of large blocks the rest goes in rounds, a slab of every box at a time: packed at once it would take
 another block or two, and leave the caches.

@@ -135,25 +135,31 @@ class Envelopes:
         Short parts are packed into envelopes, others follow as they lie, of whatever strides. False
         where tokens differ; then nothing has been received.
         """
-        peers = self._peers
-        packed = [peer for peer in peers if _is_packed(parts[peer])]
-        early = fill is not None and any(parts[peer].size for peer in packed)
-        if early and fill is not None:
+        if fill is not None:
             fill()
         self._start(self._receives)
-        sends = self._send_parts(parts, packed, token)
-        if not early and fill is not None:
-            fill()
-        long = {peer: parts[peer] for peer in peers if peer not in packed}
+        sends, late = [], []
         follow: list[MPI.Request] = []
-        for peer, part in long.items():
-            if part.nbytes <= _large_counts.LIMIT:
+        for peer in self._peers:
+            part, out, words = parts[peer], self._out[peer], self._out_words[peer]
+            size, end = part.nbytes, _HEADER
+            words[0], words[1] = token, size
+            packed = size <= (_COPIED_BYTES if part.flags.c_contiguous else INLINE_BYTES)
+            if not packed:
+                words[1] = -size
+            elif size:
+                end += size
+                _in_box(out, part)[...] = part
+            sends.append(self._mpi.Isend([out[:end], self._bytes], peer, _TAG))
+            if size > _large_counts.LIMIT:
+                late.append(peer)
+            elif not packed:
                 follow += self._post("send", part, peer)
         self._wait([*sends, *self._receives], what)
         if not self._agree(token):
             self._drain(follow, what)
             return False
-        told = [(peer, self._words[peer][1]) for peer in peers]
+        told = [(peer, self._words[peer][1]) for peer in self._peers]
         for peer, size in told:
             if size != into[peer].nbytes and size != -into[peer].nbytes:
                 self._drain(follow, what)
@@ -161,9 +167,8 @@ class Envelopes:
         for peer, size in told:
             if size < 0:
                 follow += self._post("recv", into[peer], peer)
-        for peer, part in long.items():
-            if part.nbytes > _large_counts.LIMIT:
-                follow += self._post("send", part, peer)
+        for peer in late:
+            follow += self._post("send", parts[peer], peer)
         for peer, size in told:
             if size > 0:
                 into[peer][...] = _in_box(self._boxes[peer], into[peer])
@@ -221,21 +226,6 @@ class Envelopes:
             "library; please report it"
         )
 
-    def _send_parts(
-        self, parts: Sequence[np.ndarray], packed: Sequence[int], token: int
-    ) -> list[MPI.Request]:
-        """Send every other rank its envelope, with its part or, as a negative number, the size."""
-        requests = []
-        for peer in self._peers:
-            out, words = self._out[peer], self._out_words[peer]
-            size, end = parts[peer].nbytes, _HEADER
-            words[0], words[1] = token, size if peer in packed else -size
-            if size and peer in packed:
-                end += size
-                _in_box(out, parts[peer])[...] = parts[peer]
-            requests.append(self._mpi.Isend([out[:end], self._bytes], peer, _TAG))
-        return requests
-
     def free(self) -> None:
         """Free what MPI holds for them."""
         for receive in self._receives:
@@ -245,11 +235,6 @@ class Envelopes:
 def _boxes(count: int, nbytes: int) -> list[memoryview]:
     """Return boxes for envelopes, of memory whose pages are touched when they are needed."""
     return [memoryview(box) for box in np.empty((count, _HEADER + nbytes), np.uint8)]  # type: ignore[arg-type]
-
-
-def _is_packed(part: np.ndarray) -> bool:
-    """Tell whether a part for a rank is packed into its envelope."""
-    return part.nbytes <= (_COPIED_BYTES if part.flags.c_contiguous else INLINE_BYTES)
 
 
 def _in_box(box: memoryview, like: np.ndarray) -> np.ndarray:
