@@ -377,9 +377,9 @@ class MPICommunicator(Communicator):
         exchange = self._exchange or self._find_exchange()
         if exchange is not None:
             fits = len(mine) < SMALL_BYTES
-            told = [bytes(i) for i in exchange(_FITS + mine if fits else _TOO_LARGE, token, what)]
-            if all(item[:1] == _FITS for item in told):
-                return [item[1:] for item in told]
+            told = exchange(_FITS + mine if fits else _TOO_LARGE, token, what)
+            if [item[0] for item in told].count(_FITS[0]) == self.size:
+                return [bytes(item[1:]) for item in told]
         else:
             self._compare(token, what)
         return all_gather_bytes(self._group.mpi, mine)
