@@ -25,7 +25,7 @@ from distarray.comm._packing import INLINE_BYTES, copy_box
 from distarray.comm.failures._waits import Meeting, waiting
 from distarray.comm.kernels import cores_of
 from distarray.comm.mpi import _large_counts
-from distarray.comm.mpi._datatypes import memory_of, strided_type
+from distarray.comm.mpi._datatypes import carrier, memory_of, moving_type, strided_type
 from distarray.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Envelopes:
             flat = array.reshape(-1)
             if array.nbytes > _large_counts.LIMIT:
                 return list(getattr(_large_counts, call)(self._mpi, flat, peer, OWN_TAG))
-            message = [flat.view(np.uint8), self._bytes]
+            message = [carrier(flat), flat.size, moving_type(flat.itemsize)]
             return [getattr(self._mpi, f"I{call}")(message, peer, OWN_TAG)]
         kind = strided_type(array)
         request = getattr(self._mpi, f"I{call}")([memory_of(array), 1, kind], peer, OWN_TAG)

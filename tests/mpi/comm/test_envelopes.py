@@ -25,6 +25,7 @@ from distarray.comm import (
 )
 from distarray.comm.mpi import _envelopes, _groups
 from distarray.errors import CommunicationError, MismatchError
+from distarray.ops.families import _windows
 from distarray.redistribute import _messages, clear_plans
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
@@ -244,6 +245,27 @@ def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, width):
         x[da.distribute_array(wrong, mesh, [Shard(0)], src=None)]
     with pytest.raises(MismatchError):
         x[everywhere] if ours.rank else strided[:, everywhere]
+
+
+def test_rims_of_blocks_that_are_not_tiny_go_by_themselves(comm, monkeypatch):
+    mesh = mesh_of(comm)
+    ours = mesh.communicator()
+    if not ours.sends_parts or ours.reaches_some():
+        pytest.skip("these read rims in place, or pack them")
+    called = []
+    send = _windows.exchange_views
+    monkeypatch.setattr(_windows, "exchange_views", lambda *a: (called.append(1), send(*a)))
+    for width, rims in ((8, 0), (64, 1)):
+        whole = np.arange(float(32 * comm.size * width)).reshape(-1, width)
+        x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
+        assert (x.to_local().nbytes > 4096) == rims
+        for _ in range(2):
+            called.clear()
+            found = da.halo(x, {0: 1})
+        assert len(called) == rims
+        start, stop = x.layout.local_box(mesh.coordinate)[0]
+        np.testing.assert_array_equal(found.block, whole[max(start - 1, 0) : stop + 1])
+        np.testing.assert_array_equal(da.diff(x, axis=0).full_array(), np.diff(whole, axis=0))
 
 
 def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatch):
