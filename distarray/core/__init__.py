@@ -125,7 +125,13 @@ from distarray.core.families._exact_items import (
     products_of,
     squares_of,
 )
-from distarray.core.families._exact_sums import WORDS, add_up, round_sums, sum_exactly
+from distarray.core.families._exact_sums import (
+    WORDS,
+    add_up,
+    round_sums,
+    scratch_of_thread,
+    sum_exactly,
+)
 from distarray.core.families._examples import example
 from distarray.core.families._fast_paths import inplace_path
 from distarray.core.families._folding import ASSOCIATIVE, convert_to_unit, reduce_block

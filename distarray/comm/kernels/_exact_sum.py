@@ -6,11 +6,13 @@ items of different sums that stay in a cache: the largest magnitude of each lane
 levels in one loop, which the processor's vectors take. Where an item exceeds all before, what the
 lane has goes into the digits of a fixed-point number; so does what both levels leave of items far
 smaller than the largest, and all of a chunk, one item after the other, where some are huge or not
-finite. Where there are no digits the integers are rounded at once.
+finite. Where there are no digits the integers are rounded at once. Mostly no item needs other
+levels than those before it: so it is tried first whether both levels of these leave nothing, with
+items where they lie.
 
 A chunk is copied to scratch memory first, so that one loop serves items that lie in any way; of few
 sums several rows are one, whose lanes are merged at the end. Where the items of one sum lie side by
-side, or products of such are added up, another kernel takes one sum after the other.
+side another kernel takes one sum after the other. Both multiply as well, whatever lies where.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from distarray.comm.kernels._jit import Source
 _LEVEL: Final = 51
 """Bits from a level to the next. An integer of the first is 2**50 at most, as its unit is 2**50
 below a power of two that no item exceeds; of the second as well, since half a unit is left."""
-_MOST_ITEMS: Final = 4096
+MOST_ITEMS: Final = 4096
 """Items of a sum whose integers are added up. Of 2**50 each they come to 2**62."""
 _LOWEST: Final = 49 << 52
 """Least exponent of a lane, so that units of its second level are not below that of the digits."""
@@ -45,11 +47,11 @@ _HUGE: Final = 2000 << 52
 """Items with larger exponents could make a level, or a sum of a lane, too large for float64."""
 _EXPONENT_MARGIN: Final = 4 << 52
 """By how much exponents of lanes are above what the items need, as larger ones may follow."""
-_FIRST: Final = (3 << 52) | (1 << 51)
-_SECOND: Final = _FIRST - (_LEVEL << 52)
+FIRST: Final = (3 << 52) | (1 << 51)
+SECOND: Final = FIRST - (_LEVEL << 52)
 """What makes bits of 1.5 * 2**52 units of each level from an exponent."""
 
-_WIDEST: Final = 256
+WIDEST: Final = 256
 _NARROWEST: Final = 32
 """Most lanes, and least where there are as many items: four vectors of 64 bytes. Measured on Zen 4:
 with 512 lanes or chunks of 16 or 64 KiB sums over rows of 8 to 8192 items took up to 1.3 times as
@@ -64,27 +66,29 @@ _LINE: Final = 2048
 """Items of a line in scratch memory: with what they come from they fit a first-level cache."""
 
 # Where the scratch memory has what, in words of 8 bytes. Lines of arrays do not share cache sets.
-_STRIDE: Final = _WIDEST + 8
+_STRIDE: Final = WIDEST + 8
 _LARGEST: Final = 0
-_EXPONENT: Final = _STRIDE
-_HIGH: Final = 2 * _STRIDE
-_LOW: Final = 3 * _STRIDE
+EXPONENT: Final = _STRIDE
+HIGH: Final = 2 * _STRIDE
+LOW: Final = 3 * _STRIDE
 _LEFT: Final = 4 * _STRIDE
-_CHUNK: Final = 5 * _STRIDE
-_SUMS: Final = _CHUNK + _ITEMS + 4 * _WIDEST
-SCRATCH: Final = _SUMS + _WIDEST * WORDS
+CHUNK: Final = 5 * _STRIDE
+_NEW_HIGH: Final = CHUNK
+_NEW_LOW: Final = CHUNK + _STRIDE
+_SUMS: Final = CHUNK + _ITEMS + 4 * WIDEST
+SCRATCH: Final = _SUMS + WIDEST * WORDS
 """Words of scratch memory."""
 
 
 @loop
-def _round_lanes(scratch: Any, columns: int, to_odd: int, sums: Any, at: int) -> None:
-    """Round the sums of lanes that have all of them.
+def round_lanes(scratch: Any, base: int, columns: int, to_odd: int, sums: Any, at: int) -> None:
+    """Round the sums of lanes, from a base on, that have all of them.
 
     The integers make one, of which two parts are exact in float64: so their sum is rounded once.
     """
     for c in range(columns):
-        low = scratch[_LOW + c]
-        high = scratch[_HIGH + c] + (low >> _LEVEL)
+        low = scratch[base + LOW + c]
+        high = scratch[base + HIGH + c] + (low >> _LEVEL)
         low &= (1 << _LEVEL) - 1
         # Few enough bits and all of them count; else all below the last one are as good as half.
         is_short = -(1 << 55) < high < 1 << 55
@@ -97,17 +101,55 @@ def _round_lanes(scratch: Any, columns: int, to_odd: int, sums: Any, at: int) ->
         if to_odd:
             total = cut_to_odd(total, below - (total - above))
         # The unit of the first level is 2**-49 of what has this exponent; both steps are exact.
-        sums[at + c] = bits_of(total * power(-49) * double_of(scratch[_EXPONENT + c]))
+        sums[at + c] = bits_of(total * power(-49) * double_of(scratch[base + EXPONENT + c]))
 
 
 # --- chunks --------------------------------------------------------------------------------------
 
 
 @loop
-def _copy_run(x: Any, at: int, step: int, scratch: Any, to: int, pitch: int, count: int) -> None:
-    """Bring items at equal distances to scratch memory."""
+def _bits_of(x: Any, at: int, y: Any, by: int, sign: int) -> Any:
+    """Return the bits of an item, or of a product, which the sign bit negates."""
+    if y is None:
+        return bits_of(float(x[at]))
+    return bits_of(np.float64(x[at]) * np.float64(y[by])) ^ sign
+
+
+def _fetching(step: int) -> Any:
+    """Return the loop that brings items so far apart to scratch memory, or products of such.
+
+    It returns the bits of the largest magnitude.
+    """
+
+    @loop
+    def fetch(
+        x: Any, at: int, y: Any, by: int, sign: int, scratch: Any, to: int, count: int
+    ) -> Any:
+        largest = np.int64(0)
+        for i in range(count):
+            bits = _bits_of(x, at + i * step, y, by + i * step, sign)
+            scratch[to + i] = bits
+            largest = max(largest, bits & MAGNITUDE)
+        return largest
+
+    return fetch
+
+
+_fetch, _fetch_parts = _fetching(1), _fetching(2)
+
+
+@loop
+def _fetch_apart(
+    x: Any, at: int, step: int, y: Any, by: int, stride: int, sign: int, scratch: Any, to: int,
+    pitch: int, count: int,
+) -> Any:  # fmt: skip
+    """Do the same with items at any distances, also in scratch memory."""
+    largest = np.int64(0)
     for i in range(count):
-        scratch[to + i * pitch] = bits_of(float(x[at + i * step]))
+        bits = _bits_of(x, at + i * step, y, by + i * stride, sign)
+        scratch[to + i * pitch] = bits
+        largest = max(largest, bits & MAGNITUDE)
+    return largest
 
 
 @loop
@@ -122,20 +164,22 @@ def _turn_eight(
 
 @loop
 def _load(
-    x: Any, at: int, first: int, rows: int, n1: int, s0: int, s1: int, outer: int, t0: int,
-    inner: int, t1: int, scratch: Any,
+    x: Any, at: int, y: Any, by: int, negates: int, first: int, rows: int, n1: int, s0: int,
+    v0: int, s1: int, v1: int, outer: int, t0: int, u0: int, inner: int, t1: int, u1: int,
+    scratch: Any,
 ) -> None:  # fmt: skip
     """Bring `rows` items, from number `first` on, of `outer * inner` sums to scratch memory."""
     columns = outer * inner
-    done, to = 0, _CHUNK
+    done, to = 0, CHUNK
     while done < rows:
         i0 = (first + done) // n1
         i1 = first + done - i0 * n1
         run = min(n1 - i1, rows - done)
-        start = at + i0 * s0 + i1 * s1
+        start, other = at + i0 * s0 + i1 * s1, by + i0 * v0 + i1 * v1
+        sign = (i0 & negates) << 63
         done += run
         pitch, few = columns, inner
-        if t1 == 1 and s1 == columns == inner:  # a run is one row
+        if t1 == u1 == 1 and s1 == v1 == columns == inner:  # a run is one row
             run, pitch, few = 1, run * inner, run * inner
         for _ in range(outer):
             c = 0
@@ -145,18 +189,23 @@ def _load(
                         item = start + (i + _PREFETCH_ROWS) * s1
                         for j in range(item, item + few * t1, 8):
                             prefetch_item(x, j)
-                    if t1 == 1:
-                        _copy_run(x, start + i * s1, 1, scratch, to + i * pitch, 1, few)
+                    begin, beside, row = start + i * s1, other + i * v1, to + i * pitch
+                    if t1 == u1 == 1:
+                        _fetch(x, begin, y, beside, sign, scratch, row, few)
+                    elif t1 == u1 == 2:
+                        _fetch_parts(x, begin, y, beside, sign, scratch, row, few)
                     else:
-                        _copy_run(x, start + i * s1, t1, scratch, to + i * pitch, 1, few)
+                        _fetch_apart(x, begin, t1, y, beside, u1, sign, scratch, row, 1, few)
                 c = few
-            while c + 8 <= few:
+            while y is None and c + 8 <= few:
                 _turn_eight(x, start + c * t1, t1, s1, scratch, to + c, pitch, run)
                 c += 8
             while c < few:
-                _copy_run(x, start + c * t1, s1, scratch, to + c, pitch, run)
+                begin, beside = start + c * t1, other + c * u1
+                _fetch_apart(x, begin, s1, y, beside, v1, sign, scratch, to + c, pitch, run)
                 c += 1
             start += t0
+            other += u0
             to += few
         to += (run - 1) * pitch
 
@@ -166,7 +215,7 @@ def _find_largest(scratch: Any, rows: int, lanes: int) -> None:
     """Find the bits of the largest magnitude in each lane."""
     for lane in range(lanes):
         scratch[_LARGEST + lane] = 0
-    for at in range(_CHUNK, _CHUNK + rows * lanes, 4 * lanes):
+    for at in range(CHUNK, CHUNK + rows * lanes, 4 * lanes):
         for lane in range(lanes):
             largest = scratch[_LARGEST + lane]
             for i in range(4):
@@ -178,18 +227,18 @@ def _find_largest(scratch: Any, rows: int, lanes: int) -> None:
 def _add_high(scratch: Any, rows: int, lanes: int) -> None:
     """Add up the first level of each lane, and see what is left."""
     for lane in range(lanes):
-        scratch[_HIGH + lane] -= rows * (scratch[_EXPONENT + lane] + _FIRST)
+        scratch[HIGH + lane] -= rows * (scratch[EXPONENT + lane] + FIRST)
         scratch[_LEFT + lane] = 0
-    for at in range(_CHUNK, _CHUNK + rows * lanes, 4 * lanes):
+    for at in range(CHUNK, CHUNK + rows * lanes, 4 * lanes):
         for lane in range(lanes):
-            first = double_of(scratch[_EXPONENT + lane] + _FIRST)
-            high, left = scratch[_HIGH + lane], scratch[_LEFT + lane]
+            first = double_of(scratch[EXPONENT + lane] + FIRST)
+            high, left = scratch[HIGH + lane], scratch[_LEFT + lane]
             for i in range(4):
                 item = double_of(scratch[at + i * lanes + lane])
                 above = item + first
                 high += bits_of(above)
                 left |= bits_of(item - (above - first))
-            scratch[_HIGH + lane], scratch[_LEFT + lane] = high, left
+            scratch[HIGH + lane], scratch[_LEFT + lane] = high, left
 
 
 @loop
@@ -199,16 +248,16 @@ def _add_low(scratch: Any, rows: int, lanes: int, mask: int) -> None:
     The mask is 0 where the first level has been added up before.
     """
     for lane in range(lanes):
-        exponent = scratch[_EXPONENT + lane]
-        scratch[_HIGH + lane] -= rows * (exponent + _FIRST) & mask
-        scratch[_LOW + lane] -= rows * (exponent + _SECOND)
+        exponent = scratch[EXPONENT + lane]
+        scratch[HIGH + lane] -= rows * (exponent + FIRST) & mask
+        scratch[LOW + lane] -= rows * (exponent + SECOND)
         scratch[_LEFT + lane] = 0
-    for at in range(_CHUNK, _CHUNK + rows * lanes, 4 * lanes):
+    for at in range(CHUNK, CHUNK + rows * lanes, 4 * lanes):
         for lane in range(lanes):
-            first = double_of(scratch[_EXPONENT + lane] + _FIRST)
-            second = double_of(scratch[_EXPONENT + lane] + _SECOND)
+            first = double_of(scratch[EXPONENT + lane] + FIRST)
+            second = double_of(scratch[EXPONENT + lane] + SECOND)
             high = np.int64(0)
-            low, left = scratch[_LOW + lane], scratch[_LEFT + lane]
+            low, left = scratch[LOW + lane], scratch[_LEFT + lane]
             for i in range(4):
                 item = double_of(scratch[at + i * lanes + lane])
                 above = item + first
@@ -217,17 +266,17 @@ def _add_low(scratch: Any, rows: int, lanes: int, mask: int) -> None:
                 above = item + second
                 low += bits_of(above)
                 left |= bits_of(item - (above - second))
-            scratch[_HIGH + lane] += high & mask
-            scratch[_LOW + lane], scratch[_LEFT + lane] = low, left
+            scratch[HIGH + lane] += high & mask
+            scratch[LOW + lane], scratch[_LEFT + lane] = low, left
 
 
 @loop
 def _add_lane(scratch: Any, lane: int, words: Any, base: int) -> None:
     """Move the integers of a lane to words."""
-    place = (scratch[_EXPONENT + lane] >> 52) + 2
-    add_shifted(words, base, place, scratch[_HIGH + lane])
-    add_shifted(words, base, place - _LEVEL, scratch[_LOW + lane])
-    scratch[_HIGH + lane] = scratch[_LOW + lane] = 0
+    place = (scratch[EXPONENT + lane] >> 52) + 2
+    add_shifted(words, base, place, scratch[HIGH + lane])
+    add_shifted(words, base, place - _LEVEL, scratch[LOW + lane])
+    scratch[HIGH + lane] = scratch[LOW + lane] = 0
 
 
 @loop
@@ -235,9 +284,9 @@ def _add_rest(
     scratch: Any, at: int, pitch: int, rows: int, exponent: int, words: Any, base: int
 ) -> None:
     """Add what both levels leave of each item to words; all of it where there is no exponent."""
-    first, second = double_of(exponent + _FIRST), double_of(exponent + _SECOND)
+    first, second = double_of(exponent + FIRST), double_of(exponent + SECOND)
     for row in range(rows):
-        item = double_of(scratch[_CHUNK + at + row * pitch])
+        item = double_of(scratch[CHUNK + at + row * pitch])
         if exponent:
             item -= (item + first) - first
             item -= (item + second) - second
@@ -276,8 +325,8 @@ def _find_exponents(scratch: Any, columns: int, lanes: int) -> Any:
         half *= 2
     grows = np.int64(0)
     for lane in range(lanes):
-        has = scratch[_HIGH + lane] | scratch[_LOW + lane]
-        grows |= has if scratch[_LARGEST + lane] > scratch[_EXPONENT + lane] else 0
+        has = scratch[HIGH + lane] | scratch[LOW + lane]
+        grows |= has if scratch[_LARGEST + lane] > scratch[EXPONENT + lane] else 0
     return largest, grows != 0
 
 
@@ -291,7 +340,7 @@ def _add_chunk(
     largest, grows = _find_exponents(scratch, columns, lanes)
     is_huge = largest > _HUGE
     left = np.int64(0)
-    if grows or is_huge or count > _MOST_ITEMS:
+    if grows or is_huge or count > MOST_ITEMS:
         if is_clear:
             clear(words, base, columns)
             is_clear = 0
@@ -299,8 +348,8 @@ def _add_chunk(
             _add_lane(scratch, lane, words, base + lane % columns * WORDS)
     if not is_huge:
         for lane in range(lanes):
-            exponent, largest = scratch[_EXPONENT + lane], scratch[_LARGEST + lane]
-            scratch[_EXPONENT + lane] = (
+            exponent, largest = scratch[EXPONENT + lane], scratch[_LARGEST + lane]
+            scratch[EXPONENT + lane] = (
                 largest + _EXPONENT_MARGIN if largest > exponent else exponent
             )
         if is_narrow:
@@ -315,21 +364,72 @@ def _add_chunk(
             is_clear = 0
         for lane in range(lanes):
             if is_huge or scratch[_LEFT + lane] & MAGNITUDE:
-                exponent = 0 if is_huge else scratch[_EXPONENT + lane]
+                exponent = 0 if is_huge else scratch[EXPONENT + lane]
                 to = base + lane % columns * WORDS
                 _add_rest(scratch, lane, lanes, rows, exponent, words, to)
     return is_clear
 
 
+def _adding(step: int) -> Any:
+    """Return the loop that adds rows of items so far apart, or of products, where they lie."""
+
+    @loop
+    def add(
+        x: Any, at: int, s1: int, y: Any, by: int, v1: int, sign: int, rows: int, lanes: int,
+        scratch: Any,
+    ) -> Any:  # fmt: skip
+        for lane in range(lanes):
+            exponent = scratch[EXPONENT + lane]
+            scratch[_NEW_HIGH + lane] = -rows * (exponent + FIRST)
+            scratch[_NEW_LOW + lane] = -rows * (exponent + SECOND)
+            scratch[_LARGEST + lane] = scratch[_LEFT + lane] = 0
+        for row in range(0, rows, 4):
+            start, other = at + row * s1, by + row * v1
+            for lane in range(lanes):
+                first = double_of(scratch[EXPONENT + lane] + FIRST)
+                second = double_of(scratch[EXPONENT + lane] + SECOND)
+                high, low = scratch[_NEW_HIGH + lane], scratch[_NEW_LOW + lane]
+                largest, left = scratch[_LARGEST + lane], scratch[_LEFT + lane]
+                for i in range(4):
+                    item, place = start + i * s1 + lane * step, other + i * v1 + lane * step
+                    bits = _bits_of(x, item, y, place, sign)
+                    largest = max(largest, bits & MAGNITUDE)
+                    rest = double_of(bits)
+                    above = rest + first
+                    high += bits_of(above)
+                    rest -= above - first
+                    above = rest + second
+                    low += bits_of(above)
+                    left |= bits_of(rest - (above - second))
+                scratch[_NEW_HIGH + lane], scratch[_NEW_LOW + lane] = high, low
+                scratch[_LARGEST + lane], scratch[_LEFT + lane] = largest, left
+        fails = np.int64(0)
+        for lane in range(lanes):
+            fails |= scratch[_LEFT + lane] & MAGNITUDE
+            fails |= (scratch[_LARGEST + lane] & FIELD) > scratch[EXPONENT + lane]
+        if fails:
+            return 0
+        for lane in range(lanes):
+            scratch[HIGH + lane] += scratch[_NEW_HIGH + lane]
+            scratch[LOW + lane] += scratch[_NEW_LOW + lane]
+        return 1
+
+    return add
+
+
+_add_rows, _add_rows_of_parts = _adding(1), _adding(2)
+
+
 @loop
 def _add_columns(
-    x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n1: int, s1: int,
+    x: Any, y: Any, negates: int, k0: int, t0: int, u0: int, k1: int, t1: int, u1: int,
+    n0: int, s0: int, v0: int, n1: int, s1: int, v1: int,
     is_narrow: int, scratch: Any, out: Any, wanted: int,
 ) -> Any:  # fmt: skip
     """Add up items of several sums at a time."""
     n = n0 * n1
     # Of what lies side by side a chunk has as much as may be.
-    width = _WIDEST if t1 <= s1 else min(_WIDEST, max(_NARROWEST, _ITEMS // n))
+    width = WIDEST if t1 <= s1 else min(WIDEST, max(_NARROWEST, _ITEMS // n))
     inner = min(k1, width)
     outer = 1 if s1 == k1 * t1 and n1 >= LONG else min(k0, width // inner)
     words = scratch if wanted else out
@@ -338,37 +438,65 @@ def _add_columns(
         some = min(outer, k0 - g)
         for c in range(0, k1, inner):
             few = min(inner, k1 - c)
-            columns, to, at = some * few, g * k1 + c, g * t0 + c * t1
+            columns, to = some * few, g * k1 + c
+            at, by = g * t0 + c * t1, g * u0 + c * u1
             base = _SUMS if wanted else to * WORDS
             depth = min(n, _ITEMS // columns)
             folds = 1
             while columns * folds < _NARROWEST and folds < depth:
                 folds *= 2
             lanes = columns * folds
+            is_near = some == folds == 1 and (t1 == u1 == 1 or t1 == u1 == 2)
             for lane in range(lanes):
-                scratch[_EXPONENT + lane] = _LOWEST
-                scratch[_HIGH + lane] = scratch[_LOW + lane] = 0
+                scratch[EXPONENT + lane] = _LOWEST
+                scratch[HIGH + lane] = scratch[LOW + lane] = 0
             is_clear = 1 if wanted else 0
             count = 0
-            for first in range(0, n, depth):
-                rows = min(depth, n - first)
-                _load(x, at, first, rows, n1, s0, s1, some, t0, few, t1, scratch)
+            # Both parts of complex numbers are taken while they are in a cache.
+            halves = 2 if n0 == 2 and n1 >= depth else 1
+            whole = n // halves
+            for i in range((whole + depth - 1) // depth * halves):
+                begin = i // halves * depth
+                rows = min(depth, whole - begin)
+                first = i % halves * n1 + begin
+                i0 = first // n1
+                i1 = first - i0 * n1
+                if (
+                    is_near and i and rows % 4 == 0 and i1 + rows <= n1
+                    and count + rows <= MOST_ITEMS
+                ):  # fmt: skip
+                    # Mostly levels are where they were, so that no largest items are needed.
+                    item, other = at + i0 * s0 + i1 * s1, by + i0 * v0 + i1 * v1
+                    sign = (i0 & negates) << 63
+                    if t1 == 1:
+                        added = _add_rows(x, item, s1, y, other, v1, sign, rows, columns, scratch)
+                    else:
+                        added = _add_rows_of_parts(
+                            x, item, s1, y, other, v1, sign, rows, columns, scratch
+                        )
+                    if added:
+                        count += rows
+                        continue
+                _load(
+                    x, at, y, by, negates, first, rows, n1, s0, v0, s1, v1, some, t0, u0, few, t1,
+                    u1, scratch,
+                )  # fmt: skip
                 deep = (rows + 4 * folds - 1) // (4 * folds) * 4
-                for i in range(_CHUNK + rows * columns, _CHUNK + deep * lanes):
-                    scratch[i] = 0
+                for j in range(CHUNK + rows * columns, CHUNK + deep * lanes):
+                    scratch[j] = 0
                 count += rows
                 is_clear = _add_chunk(
                     scratch, deep, columns, lanes, is_narrow, words, base, is_clear, count
                 )
-                count = rows if count > _MOST_ITEMS else count
+                count = rows if count > MOST_ITEMS else count
             if is_clear:
                 half = lanes // 2
                 while half >= columns:
                     for i in range(half):
-                        scratch[_HIGH + i] += scratch[_HIGH + half + i]
-                        scratch[_LOW + i] += scratch[_LOW + half + i]
+                        scratch[HIGH + i] += scratch[HIGH + half + i]
+                        scratch[LOW + i] += scratch[LOW + half + i]
                     half //= 2
-                _round_lanes(scratch, columns, wanted - 1, out, to)
+                round_lanes(scratch, 0, columns, wanted - 1, out, to)
             else:
                 for lane in range(lanes):
                     _add_lane(scratch, lane, words, base + lane % columns * WORDS)
@@ -381,41 +509,10 @@ def _add_columns(
 
 
 @loop
-def _fetch(x: Any, at: int, scratch: Any, count: int) -> Any:
-    """Bring items that lie side by side to scratch memory; return the largest magnitude's bits."""
-    largest = np.int64(0)
-    for i in range(count):
-        bits = bits_of(float(x[at + i]))
-        scratch[_CHUNK + i] = bits
-        largest = max(largest, bits & MAGNITUDE)
-    return largest
-
-
-@loop
-def _fetch_products(x: Any, y: Any, at: int, scratch: Any, count: int) -> Any:
-    largest = np.int64(0)
-    for i in range(count):
-        bits = bits_of(np.float64(x[at + i]) * np.float64(y[at + i]))
-        scratch[_CHUNK + i] = bits
-        largest = max(largest, bits & MAGNITUDE)
-    return largest
-
-
-@loop
-def _fetch_apart(x: Any, at: int, step: int, scratch: Any, count: int) -> Any:
-    largest = np.int64(0)
-    for i in range(count):
-        bits = bits_of(float(x[at + i * step]))
-        scratch[_CHUNK + i] = bits
-        largest = max(largest, bits & MAGNITUDE)
-    return largest
-
-
-@loop
 def _add_high_of(scratch: Any, count: int, first: float) -> Any:
     high = left = np.int64(0)
     for i in range(count):
-        item = double_of(scratch[_CHUNK + i])
+        item = double_of(scratch[CHUNK + i])
         above = item + first
         high += bits_of(above)
         left |= bits_of(item - (above - first))
@@ -426,7 +523,7 @@ def _add_high_of(scratch: Any, count: int, first: float) -> Any:
 def _add_levels_of(scratch: Any, count: int, first: float, second: float) -> Any:
     high = low = left = np.int64(0)
     for i in range(count):
-        item = double_of(scratch[_CHUNK + i])
+        item = double_of(scratch[CHUNK + i])
         above = item + first
         high += bits_of(above)
         item -= above - first
@@ -437,48 +534,137 @@ def _add_levels_of(scratch: Any, count: int, first: float, second: float) -> Any
 
 
 @loop
+def _add_directly(
+    x: Any, at: int, y: Any, by: int, sign: int, count: int, first: float, second: float
+) -> Any:
+    """Add up both levels of items side by side, or products; return the largest magnitude also."""
+    high = low = left = largest = np.int64(0)
+    for i in range(count):
+        bits = _bits_of(x, at + i, y, by + i, sign)
+        largest = max(largest, bits & MAGNITUDE)
+        item = double_of(bits)
+        above = item + first
+        high += bits_of(above)
+        item -= above - first
+        above = item + second
+        low += bits_of(above)
+        left |= bits_of(item - (above - second))
+    return high, low, left & MAGNITUDE, largest & FIELD
+
+
+@loop
+def _add_crosswise(
+    x: Any, at: int, y: Any, by: int, sign: int, count: int, first: float, second: float
+) -> Any:
+    """Do the same with products of parts, each with the other part of another number."""
+    high = low = left = largest = np.int64(0)
+    for i in range(0, count, 2):
+        one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + 1]))
+        other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i])) ^ sign
+        largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
+        item, rest = double_of(one), double_of(other)
+        above, beyond = item + first, rest + first
+        high += bits_of(above) + bits_of(beyond)
+        item -= above - first
+        rest -= beyond - first
+        above, beyond = item + second, rest + second
+        low += bits_of(above) + bits_of(beyond)
+        left |= bits_of(item - (above - second)) | bits_of(rest - (beyond - second))
+    return high, low, left & MAGNITUDE, largest & FIELD
+
+
+@loop
+def _fetch_crosswise(x: Any, at: int, y: Any, by: int, sign: int, scratch: Any, count: int) -> Any:
+    largest = np.int64(0)
+    for i in range(0, count, 2):
+        one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + 1]))
+        other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i])) ^ sign
+        scratch[CHUNK + i], scratch[CHUNK + i + 1] = one, other
+        largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
+    return largest
+
+
+@loop
+def _move_lane(scratch: Any, lane: int, words: Any, base: int, is_clear: int) -> int:
+    """Move the integers of a lane to words, which are cleared first; return that they are not."""
+    if is_clear:
+        clear(words, base, 1)
+    _add_lane(scratch, lane, words, base)
+    return 0
+
+
+@loop
 def _add_lines(
-    x: Any, y: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n: int, s1: int,
-    multiplies: int, is_narrow: int, scratch: Any, out: Any, wanted: int,
+    x: Any, y: Any, negates: int, k0: int, t0: int, u0: int, k1: int, t1: int, u1: int,
+    n0: int, s0: int, v0: int, n: int, s1: int, v1: int,
+    is_narrow: int, scratch: Any, out: Any, wanted: int,
 ) -> Any:  # fmt: skip
     """Add up items of one sum after the other."""
     words = scratch if wanted else out
     ahead = _EXPONENT_MARGIN if n0 > 1 or n > _LINE else 0
     told = np.int64(0)
+    crosses = y is not None and n0 == 2 and s0 == 1 and v0 == -1 and s1 == v1 == 2
+    start = 0
+    if crosses:  # both parts at once
+        n0, n, s1, v1, start = 1, 2 * n, 1, 1, -1
+    guess = np.int64(_LOWEST)
     lane = 0  # of this sum; those below have all of theirs
     for to in range(k0 * k1):
-        at = to // k1 * t0 + to % k1 * t1
+        at, by = to // k1 * t0 + to % k1 * t1, start + to // k1 * u0 + to % k1 * u1
         base = _SUMS if wanted else to * WORDS
         is_clear = 1 if wanted else 0
         exponent = np.int64(_LOWEST)
-        scratch[_EXPONENT + lane] = exponent
-        scratch[_HIGH + lane] = scratch[_LOW + lane] = 0
+        scratch[EXPONENT + lane] = exponent
+        scratch[HIGH + lane] = scratch[LOW + lane] = 0
         total = 0
         for j in range(n0):
+            sign = ((j | crosses) & negates) << 63
             for first in range(0, n, _LINE):
                 count = min(_LINE, n - first)
-                item = at + j * s0 + first * s1
-                if multiplies:
-                    largest = _fetch_products(x, y, item, scratch, count)
-                elif s1 == 1:
-                    largest = _fetch(x, item, scratch, count)
-                else:
-                    largest = _fetch_apart(x, item, s1, scratch, count)
-                largest &= FIELD
+                item, other = at + j * s0 + first * s1, by + j * v0 + first * v1
                 total += count
+                if total > max(count, MOST_ITEMS):
+                    is_clear = _move_lane(scratch, lane, words, base, is_clear)
+                    total = count
+                # Mostly levels are where those before were, so that no largest item is needed.
+                level = guess if total == count else exponent
+                left, largest = np.int64(1), np.int64(0)
+                one, two = level + FIRST, level + SECOND
+                if level > _LOWEST and not is_narrow and (crosses or s1 == v1 == 1):
+                    if y is not None and crosses:
+                        high, low, left, largest = _add_crosswise(
+                            x, item, y, other, sign, count, double_of(one), double_of(two)
+                        )
+                    else:
+                        high, low, left, largest = _add_directly(
+                            x, item, y, other, sign, count, double_of(one), double_of(two)
+                        )
+                if not left and largest <= level:
+                    exponent = level
+                    scratch[EXPONENT + lane] = exponent
+                    scratch[HIGH + lane] += high - count * one
+                    scratch[LOW + lane] += low - count * two
+                    continue
+                if y is not None and crosses:
+                    largest = _fetch_crosswise(x, item, y, other, sign, scratch, count)
+                elif s1 == v1 == 1:
+                    largest = _fetch(x, item, y, other, sign, scratch, CHUNK, count)
+                else:
+                    largest = _fetch_apart(
+                        x, item, s1, y, other, v1, sign, scratch, CHUNK, 1, count
+                    )
+                largest &= FIELD
                 is_huge = largest > _HUGE
-                if total > count and (largest > exponent or total > _MOST_ITEMS):
-                    if is_clear:
-                        clear(words, base, 1)
-                        is_clear = 0
-                    _add_lane(scratch, lane, words, base)
+                if total > count and largest > exponent:
+                    is_clear = _move_lane(scratch, lane, words, base, is_clear)
                     total = count
                 left = np.int64(1)
                 if not is_huge:
                     if largest > exponent:
                         exponent = largest + ahead
-                        scratch[_EXPONENT + lane] = exponent
-                    one, two = exponent + _FIRST, exponent + _SECOND
+                        scratch[EXPONENT + lane] = exponent
+                        guess = exponent + _EXPONENT_MARGIN
+                    one, two = exponent + FIRST, exponent + SECOND
                     if is_narrow:
                         high, left = _add_high_of(scratch, count, double_of(one))
                         left &= MAGNITUDE
@@ -488,8 +674,8 @@ def _add_lines(
                             scratch, count, double_of(one), double_of(two)
                         )
                         left &= MAGNITUDE
-                    scratch[_HIGH + lane] += high - count * one
-                    scratch[_LOW + lane] += low - count * two
+                    scratch[HIGH + lane] += high - count * one
+                    scratch[LOW + lane] += low - count * two
                 if left:
                     if is_clear:
                         clear(words, base, 1)
@@ -500,8 +686,8 @@ def _add_lines(
             if wanted:
                 told |= round_all(scratch, _SUMS, 1, wanted - 1, out, to)
         lane += is_clear
-        if lane == _WIDEST or (wanted and (not is_clear or to == k0 * k1 - 1)):
-            _round_lanes(scratch, lane, wanted - 1, out, to + is_clear - lane)
+        if lane == WIDEST or (wanted and (not is_clear or to == k0 * k1 - 1)):
+            round_lanes(scratch, 0, lane, wanted - 1, out, to + is_clear - lane)
             lane = 0
     return told
 
@@ -509,51 +695,45 @@ def _add_lines(
 # --- kernels -------------------------------------------------------------------------------------
 
 _ITEM: Final = {"f4": "CPointer(float32)", "f8": "CPointer(float64)"}
-_NEST: Final = ", ".join(["int64"] * 8)
+_NEST: Final = ", ".join(["int64"] * 13)
 _RESULT: Final = "CPointer(int64), CPointer(int64), int64"
 
 
-def add_columns(kind: str) -> Source:
+def _source(add: Any, kind: str, multiplies: bool) -> Source:
+    # One level is enough for float32, but where items differ by 2**26, and not for products.
+    is_narrow = 1 if kind == "f4" and not multiplies else 0
+
+    def run(
+        x: Any, y: Any, negates: int, k0: int, t0: int, u0: int, k1: int, t1: int, u1: int,
+        n0: int, s0: int, v0: int, n1: int, s1: int, v1: int, scratch: Any, out: Any, wanted: int,
+    ) -> int:  # fmt: skip
+        told: int = add(
+            x, y if multiplies else None, negates, k0, t0, u0, k1, t1, u1, n0, s0, v0, n1, s1, v1,
+            is_narrow, scratch, out, wanted,
+        )  # fmt: skip
+        return told
+
+    return Source(run, f"int64({_ITEM[kind]}, {_ITEM[kind]}, {_NEST}, {_RESULT})")
+
+
+def add_columns(kind: str, multiplies: bool) -> Source:
     """Return the kernel that adds up items of a kind, "f4" or "f8", of several sums at a time.
 
-    The arguments: the items; how many sums there are, in two axes, and the strides between their
-    items, in items; how many items a sum has, and their strides, as well, the smaller stride last
-    of each; scratch memory; the results, and which: 0 adds to words, 1 stores bits of rounded sums,
-    2 of sums rounded to odd. It returns what it has to tell.
+    Or products of two, each of which it rounds to float64. The arguments: the items; other ones;
+    whether every second product is negated, as the first axis goes; how many sums there are, in two
+    axes, and how many items a sum has, as well, the smaller stride last of each: each length with
+    the strides of both items, in items; scratch memory; the results, and which: 0 adds to words, 1
+    stores bits of rounded sums, 2 of sums rounded to odd. It returns what it has to tell.
     """
-    # One level is enough for float32, but where items differ by 2**26.
-    is_narrow = 1 if kind == "f4" else 0
-
-    def add(
-        x: Any, k0: int, t0: int, k1: int, t1: int, n0: int, s0: int, n1: int, s1: int,
-        scratch: Any, out: Any, wanted: int,
-    ) -> int:  # fmt: skip
-        told: int = _add_columns(x, k0, t0, k1, t1, n0, s0, n1, s1, is_narrow, scratch, out, wanted)
-        return told
-
-    return Source(add, f"int64({_ITEM[kind]}, {_NEST}, {_RESULT})")
+    return _source(_add_columns, kind, multiplies)
 
 
-def add_lines(kind: str) -> Source:
-    """Return the kernel that adds up items, or products of two, of one sum after the other.
+def add_lines(kind: str, multiplies: bool) -> Source:
+    """Return the kernel that adds up items, or products, of one sum after the other.
 
-    It is a kernel of its own, as to compile one takes seconds. The arguments: the items, other ones
-    that lie as they do, whether to multiply them, in which case the smallest stride is 1, and what
-    `add_columns` takes.
+    It is a kernel of its own, as to compile one takes seconds, and takes what `add_columns` does.
     """
-    is_narrow = 1 if kind == "f4" else 0
-
-    def add(
-        x: Any, y: Any, multiplies: int, k0: int, t0: int, k1: int, t1: int,
-        n0: int, s0: int, n1: int, s1: int, scratch: Any, out: Any, wanted: int,
-    ) -> int:  # fmt: skip
-        is_short = is_narrow if not multiplies else 0
-        told: int = _add_lines(
-            x, y, k0, t0, k1, t1, n0, s0, n1, s1, multiplies, is_short, scratch, out, wanted
-        )
-        return told
-
-    return Source(add, f"int64({_ITEM[kind]}, {_ITEM[kind]}, int64, {_NEST}, {_RESULT})")
+    return _source(_add_lines, kind, multiplies)
 
 
 def round_words() -> Source:

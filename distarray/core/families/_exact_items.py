@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from distarray.comm import _backend, _memory
+from distarray.comm import _backend
 from distarray.typing import Buffer, Shape
 
 Box: TypeAlias = tuple[Any, ...]  # of slices
@@ -32,6 +32,8 @@ class Items(NamedTuple):
         Two blocks of real numbers of which they are the products.
     adds_last
         Whether the last axis is one more than the block's, and summed over as well.
+    negates
+        Whether products of second parts, along that axis, are negated.
     """
 
     shape: Shape
@@ -40,6 +42,7 @@ class Items(NamedTuple):
     block: Buffer | None = None
     factors: tuple[Buffer, Buffer] | None = None
     adds_last: bool = False
+    negates: bool = False
 
 
 def items_of(block: Buffer, mask: Any = True) -> Items:
@@ -88,52 +91,57 @@ def _items_on_device(block: Buffer, mask: Any) -> Items:
 
 
 def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> tuple[Items, ...]:
-    """Return the products of blocks of one shape, or of the conjugate of the first and the second.
+    """Return the products of blocks, or of the conjugate of the first and the second.
 
-    They are rounded to float64. Of complex ones there are two, whose sums are the parts of those of
-    the products: products of their parts, along one more axis.
+    The second may have axes of length 1 instead. They are rounded to float64. Of complex ones there
+    are two, whose sums are the parts of those of the products: products of their parts, along one
+    more axis.
     """
     if left.dtype.kind != "c" and right.dtype.kind != "c":
-        return (_products(left, right),)
+        return (_products(left, _stretch(right, left.shape)),)
     dtype = np.result_type(left.dtype, right.dtype)
     left, right = (x.astype(dtype, copy=False) for x in (left, right))
-    library = _backend.namespace_of(right)
-    turned = _memory.empty(right.shape, dtype, _backend.device_of(right))
-    turned.real = right.imag
-    if conjugates:
-        beside = right
-        # `negative` of NumPy 2.4 is wrong for items 16 bytes apart (float32), or 64, out= as well.
-        library.multiply(right.real, -1, out=turned.imag)
-    else:
-        beside = _memory.empty(right.shape, dtype, _backend.device_of(right))
-        library.conjugate(right, out=beside)
-        turned.imag = right.real
-    parts = _parts_of(left)
-    return tuple(
-        _products(parts, _parts_of(one))._replace(adds_last=True) for one in (beside, turned)
+    beside = right if conjugates else _backend.namespace_of(right).conjugate(right)
+    beside, right = (_parts_of(_stretch(x, left.shape)) for x in (beside, right))
+    left = _parts_of(left)
+    return (
+        _products(left, beside, True),
+        _products(left, right[..., ::-1], True, negates=conjugates),
     )
+
+
+def _stretch(x: Buffer, shape: Shape) -> Buffer:
+    return x if x.shape == shape else _backend.namespace_of(x).broadcast_to(x, shape)
 
 
 def squares_of(block: Buffer) -> tuple[Items, ...]:
     """Return the squares of items, or of the parts of complex ones along one more axis."""
     is_complex = block.dtype.kind == "c"
     parts = _parts_of(block) if is_complex else block
-    return (_products(parts, parts)._replace(adds_last=is_complex),)
+    return (_products(parts, parts, is_complex),)
 
 
-def _products(left: Buffer, right: Buffer) -> Items:
+def _products(left: Buffer, right: Buffer, adds_last: bool = False, negates: bool = False) -> Items:
     """Return the products of real items."""
     if not _backend.is_numpy(left):
-        return items_of(left.astype(np.float64) * right.astype(np.float64))
+        found = left.astype(np.float64) * right.astype(np.float64)
+        if negates:
+            found[..., 1] *= -1
+        return items_of(found)._replace(adds_last=adds_last)
 
     def read(box: Box, out: Buffer) -> Buffer:
         first, second = left[(*box, ...)], right[(*box, ...)]
         if first.dtype != np.float64:  # at once, as NumPy would convert pieces of a few KiB
             np.copyto(out, first)
             first = out
-        return np.multiply(first, second.astype(np.float64, copy=False), out=out)
+        np.multiply(first, second.astype(np.float64, copy=False), out=out)
+        if negates:  # of tiles that have second parts alone, or both
+            second_part = 1 - (box[-1].start or 0) if len(box) == left.ndim else 1
+            # `negative` of NumPy 2.4 is wrong for items 16 or 64 bytes apart.
+            out[..., second_part:] *= -1
+        return out
 
-    return Items(left.shape, left.strides, read, factors=(left, right))
+    return Items(left.shape, left.strides, read, None, (left, right), adds_last, negates)
 
 
 def is_plain(block: Buffer) -> bool:

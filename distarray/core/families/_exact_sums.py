@@ -16,7 +16,7 @@ them, and the result is the sum itself, rounded to nearest.
 Kernels do so with blocks of float32 and float64, wherever their items lie, and without a
 fixed-point number where a tile has all items of a sum (`comm/kernels/_exact_sum`): one with items
 that lie side by side, or products of such, another with items of several sums. Items under a mask
-and other products are made a tile at a time, and added up by either.
+and products of other dtypes are made a tile at a time, and added up by either.
 """
 
 from __future__ import annotations
@@ -126,15 +126,21 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     block, factors = items.block, items.factors
     if block is not None and not _backend.is_numpy(block):
         if not block.size:
-            return _way(block.shape, None, None, axes, wanted, False).nothing()
+            return _way(block.shape, None, None, None, axes, wanted, False).nothing()
         words = np.moveaxis(_backend.to_host(_add_on_device(block, axes)), 0, -1)
         return _round(words, wanted) if wanted else words
     left, right = factors or (block, block)
-    lies = left is not None and (left is right or _lies_alike(left, right))
-    if lies and left is not None and left.flags.aligned:
-        way = _way(left.shape, left.strides, left.dtype, axes, wanted, factors is not None)
+    if (
+        left is not None
+        and right is not None
+        and left.dtype == right.dtype
+        and left.flags.aligned
+        and right.flags.aligned
+    ):
+        others = None if factors is None else right.strides
+        way = _way(left.shape, left.strides, others, left.dtype, axes, wanted, items.negates)
     else:
-        way = _way(items.shape, tuple(items.strides), None, axes, wanted, False)
+        way = _way(items.shape, tuple(items.strides), None, None, axes, wanted, False)
     if way.size == 0:
         return way.nothing()
     if wanted and block is not None and prod(way.shape) == way.size:  # of one item each
@@ -149,13 +155,8 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     found: list[Buffer] = []
 
     def by_kernel(run: Callable[..., int]) -> None:
-        nest = way.nest
-        if way.has_lines:
-            apart = 0 if left is right else address_of(right) - address_of(left)
-            multiplies = nest is not None and factors is not None
-            run = functools.partial(_run_lines, run, apart, multiplies)
-        if nest is not None:
-            found.append(nest.arrange(nest.run(run, left, wanted)))
+        if way.nest is not None:
+            found.append(way.nest.arrange(way.nest.run(run, left, right, wanted)))
         else:
             found.append(_find_by_tiles(items, axes, wanted, run))
 
@@ -183,8 +184,6 @@ class _Way(NamedTuple):
         There is one sum, which is rounded to nearest.
     nest
         Of items that a kernel reads where they lie.
-    has_lines
-        Whether the kernel for lines adds up, which multiplies as well, or that for columns.
     job, kernel, dear
         As `run_faster` takes them.
     """
@@ -194,7 +193,6 @@ class _Way(NamedTuple):
     size: int
     is_one: bool
     nest: _Nest | None
-    has_lines: bool
     job: str
     kernel: Any
     dear: int
@@ -208,32 +206,36 @@ class _Way(NamedTuple):
 def _way(
     shape: Shape,
     strides: tuple[int, ...] | None,
+    others: tuple[int, ...] | None,
     dtype: Any,
     axes: tuple[int, ...],
     wanted: int,
-    multiplies: bool,
+    negates: bool,
 ) -> _Way:
-    """Return how sums are found of items that lie in such a way; without a dtype they are made."""
+    """Return how sums are found of items that lie in such a way; without a dtype they are made.
+
+    Those that are multiplied are others, which lie in another way.
+    """
     ones, count = tuple(1 if i in axes else n for i, n in enumerate(shape)), prod(shape)
     nest, has_lines = None, False
     kind = None if dtype is None else _KINDS.get(dtype)
     if count and strides is not None:
-        if kind is not None and not any(stride % dtype.itemsize for stride in strides):
-            nest = _nest(shape, tuple(stride // dtype.itemsize for stride in strides), axes)
-            nest = None if multiplies and not nest.has_lines else nest
+        size = 1 if dtype is None else dtype.itemsize
+        if kind is not None and not any(stride % size for stride in (*strides, *(others or ()))):
+            apart = [tuple(n // size for n in one) for one in (strides, others or strides)]
+            nest = _nest(shape, apart[0], apart[1], axes, negates)
         has_lines = _lines_in_tiles(shape, strides, axes) if nest is None else nest.has_lines
     nbytes = 8 * max(count, 1)
     takes = _ITEM_COST * nbytes + _CALL_BYTES
     if wanted:
         takes += _ROUNDING_COST * 8 * WORDS * prod(ones)
+    multiplies = nest is not None and others is not None
     how = "made" if nest is None else "multiplied" if multiplies else "read"
     kind = "f8" if nest is None or kind is None else kind
     job = f"reduce exactly {kind} {how} {'in lines' if has_lines else 'in columns'}"
-    name = "add_lines" if has_lines else "add_columns"
+    run = _kernel("add_lines" if has_lines else "add_columns", kind, multiplies)
     is_one = wanted == WANT_NEAREST and prod(ones) == 1
-    return _Way(
-        ones, wanted, count, is_one, nest, has_lines, job, _kernel(name, kind), takes // nbytes
-    )
+    return _Way(ones, wanted, count, is_one, nest, job, run, takes // nbytes)
 
 
 def _sum_few(items: Items) -> float | None:
@@ -249,22 +251,12 @@ def _sum_few(items: Items) -> float | None:
     return total + 0.0 if isfinite(total) else None
 
 
-def _run_lines(run: Callable[..., int], apart: int, multiplies: bool, item: int, *rest: int) -> int:
-    return run(item, item + apart, multiplies, *rest)
-
-
-def _lies_alike(one: Buffer, other: Buffer) -> bool:
-    """Tell whether items at one place of both are equally far from the first ones."""
-    facts = [(x.dtype, x.shape, x.strides, x.flags.aligned) for x in (one, other)]
-    return facts[0] == facts[1]
-
-
 def _lines_in_tiles(shape: Shape, lie: tuple[int, ...], axes: tuple[int, ...]) -> bool:
     """Tell whether items of a sum lie side by side in tiles that are made of them."""
     strides, step = [0] * len(shape), 1
     for axis in sorted(range(len(shape)), key=lambda axis: (abs(lie[axis]), -axis)):
         strides[axis], step = step, step * shape[axis]
-    return _nest(shape, tuple(strides), axes).has_lines
+    return _nest(shape, tuple(strides), tuple(strides), axes, False).has_lines
 
 
 def _add_on_device(block: Buffer, axes: tuple[int, ...]) -> Buffer:
@@ -282,22 +274,24 @@ class _Nest(NamedTuple):
 
     Attributes
     ----------
-    offset
-        Where the first item in the order of memory lies, in items.
+    offsets
+        Where the first item in the order of memory lies, in items, and that which it is multiplied
+        by.
     kept, reduced
-        Lengths and strides, which are positive, at least two of each.
+        Lengths and strides of both, of which the first are positive, at least two of each.
     sizes, places, turned
         Of the kept axes in the order of memory: their lengths, the places of the block's axes among
         them, and by which index those are turned round that run backwards.
     shape
         Of the block, with reduced axes of length 1.
     lengths
-        Of the axes that a call of the kernel takes, and their strides.
+        Of the axes that a call of the kernel takes, and their strides, after whether second parts
+        are negated.
     """
 
-    offset: int
-    kept: tuple[tuple[int, int], ...]
-    reduced: tuple[tuple[int, int], ...]
+    offsets: tuple[int, int]
+    kept: tuple[tuple[int, int, int], ...]
+    reduced: tuple[tuple[int, int, int], ...]
     sizes: Shape
     places: tuple[int, ...]
     turned: Box
@@ -307,38 +301,44 @@ class _Nest(NamedTuple):
     @property
     def has_lines(self) -> bool:
         """Tell whether items of a sum lie side by side, and are so many that they make a line."""
-        (outer, _), (inner, apart) = self.kept[-2:]
-        count, step = self.reduced[-1]
-        return step == 1 and count >= _LINE_ITEMS and (outer * inner == 1 or apart != 1)
+        (outer, *_), (inner, apart, _) = self.kept[-2:]
+        count, step, _ = self.reduced[-1]
+        return step <= 2 and count >= _LINE_ITEMS and (outer * inner == 1 or apart > step)
 
     def run(
         self,
         run: Callable[..., int],
         block: Buffer,
+        other: Buffer,
         wanted: int,
         into: Buffer | None = None,
     ) -> Buffer:
-        """Return words or bits of the sums of a block, in the order of memory.
+        """Return words or bits of the sums of a block, or of products, in the order of memory.
 
         Those wanted as words are added to `into`, if there is one.
         """
         if wanted and len(self.reduced) > 2:
-            return _round(self.run(run, block, WANT_WORDS), wanted)
+            return _round(self.run(run, block, other, WANT_WORDS), wanted)
         count = prod(self.sizes)
         if into is None:
             new = _memory.empty if wanted else _memory.zeros
             into = new((count,) if wanted else (count, WORDS), np.int64)
-        rest = *self.lengths, _scratch_of_thread()
-        item, to = address_of(block) + self.offset * block.itemsize, address_of(into)
+        rest = *self.lengths, scratch_of_thread()
+        size, to = block.itemsize, address_of(into)
+        first, second = (
+            address_of(one) + offset * size
+            for one, offset in zip((block, other), self.offsets, strict=True)
+        )
         if len(self.kept) == len(self.reduced) == 2:
-            told = run(item, *rest, to, wanted)
+            told = run(first, second, *rest, to, wanted)
         else:
-            step = into.nbytes // prod(n for n, _ in self.kept[:-2])
+            step = into.nbytes // prod(n for n, *_ in self.kept[:-2])
             told = 0
             for i, kept in enumerate(_offsets(self.kept[:-2])):
                 for reduced in _offsets(self.reduced[:-2]):
-                    start = item + (kept + reduced) * block.itemsize
-                    told |= run(start, *rest, to + i * step, wanted)
+                    places = [(a + b) * size for a, b in zip(kept, reduced, strict=True)]
+                    where = first + places[0], second + places[1]
+                    told |= run(*where, *rest, to + i * step, wanted)
         if told:
             _tell(told)
         return into
@@ -353,51 +353,73 @@ class _Nest(NamedTuple):
 
 
 @functools.lru_cache(64)  # tiles of one block have few shapes
-def _nest(shape: Shape, strides: tuple[int, ...], axes: tuple[int, ...]) -> _Nest:
-    """Return the nest of a block; strides are those between items."""
+def _nest(
+    shape: Shape,
+    strides: tuple[int, ...],
+    others: tuple[int, ...],
+    axes: tuple[int, ...],
+    negates: bool,
+) -> _Nest:
+    """Return the nest of a block; strides are those between items, also of what they multiply."""
     backwards = [n * (stride < 0) for n, stride in zip(shape, strides, strict=True)]
-    offset = sum((n - 1) * stride for n, stride in zip(backwards, strides, strict=True) if n)
-    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
-    pairs = [(shape[axis], abs(strides[axis])) for axis in order]
+    first, second = (
+        sum((n - 1) * stride for n, stride in zip(backwards, one, strict=True) if n)
+        for one in (strides, others)
+    )
+    every = range(len(shape))
+    order = sorted(every, key=lambda axis: (-abs(strides[axis]), -abs(others[axis])))
+    signs = [-1 if n else 1 for n in backwards]
+    lines = [
+        (n, sign * one, sign * other)
+        for n, sign, one, other in zip(shape, signs, strides, others, strict=True)
+    ]
     kept = [axis for axis in order if axis not in axes]
-    kept_pairs = _join(pair for axis, pair in zip(order, pairs, strict=True) if axis not in axes)
-    reduced_pairs = _join(pair for axis, pair in zip(order, pairs, strict=True) if axis in axes)
+    kept_lines = _join(lines[axis] for axis in kept)
+    parts = len(shape) - 1 if negates else None
+    *outer, inner = _join(lines[axis] for axis in order if axis in axes and axis != parts)
+    if parts is not None:
+        outer = [*(line for line in outer if line != _ONE), lines[parts]]
+    elif inner[0] == 2:  # parts as well: their items lie side by side better than they do
+        inner, outer = outer[-1], [*outer[:-1], inner]
+    reduced_lines = (*outer, inner)
     return _Nest(
-        offset,
-        kept_pairs,
-        reduced_pairs,
+        (first, second),
+        kept_lines,
+        reduced_lines,
         tuple(shape[axis] for axis in kept),
         tuple(kept.index(axis) for axis in sorted(kept)),
         tuple(slice(None, None, -1 if backwards[axis] else 1) for axis in sorted(kept)),
         tuple(1 if axis in axes else n for axis, n in enumerate(shape)),
-        tuple(itertools.chain(*kept_pairs[-2:], *reduced_pairs[-2:])),
+        (int(negates), *itertools.chain(*kept_lines[-2:], *reduced_lines[-2:])),
     )
 
 
-def _nest_of(block: Buffer, axes: tuple[int, ...]) -> _Nest:
-    return _nest(block.shape, tuple(stride // block.itemsize for stride in block.strides), axes)
+_ONE: Final = (1, 0, 0)
+"""The length of an axis that is none, and its strides."""
 
 
-def _join(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _join(lines: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
     """Return lengths and strides of as few axes, which are two or more."""
-    joined: list[tuple[int, int]] = []
-    for n, stride in pairs:
+    joined: list[tuple[int, int, int]] = []
+    for n, stride, other in lines:
         if n == 1:
             continue
-        if joined and joined[-1][1] == n * stride:
+        if joined and joined[-1][1:] == (n * stride, n * other):
             n *= joined.pop()[0]
-        joined.append((n, stride))
-    return ((1, 0),) * (2 - len(joined)) + tuple(joined)
+        joined.append((n, stride, other))
+    return (_ONE,) * (2 - len(joined)) + tuple(joined)
 
 
-def _offsets(pairs: Sequence[tuple[int, int]]) -> Iterator[int]:
-    return map(sum, itertools.product(*(range(0, n * s, s) if s else (0,) * n for n, s in pairs)))
+def _offsets(lines: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    for places in itertools.product(*(range(n) for n, *_ in lines)):
+        pairs = [*zip(places, lines, strict=True)]
+        yield sum(i * one for i, (_, one, _) in pairs), sum(i * other for i, (*_, other) in pairs)
 
 
 _of_thread = threading.local()
 
 
-def _scratch_of_thread() -> int:
+def scratch_of_thread() -> int:
     """Return where the kernels' scratch memory lies, 240 KB that each thread keeps.
 
     To lease it for each call takes longer than to add up a few items.
@@ -444,8 +466,9 @@ def _find_by_tiles(
             pair = [line[: prod(sizes)].reshape(across).transpose(places) for line in scratch]
             tile = items.read(box, pair[1])
             if run is not None:
-                nest = _nest_of(tile, axes)
-                found = nest.run(run, tile, wanted if at_once else WANT_WORDS, found)
+                strides = tuple(stride // 8 for stride in tile.strides)
+                nest = _nest(tile.shape, strides, strides, axes, False)
+                found = nest.run(run, tile, tile, wanted if at_once else WANT_WORDS, found)
             else:
                 if found is None:
                     sums = [1 if axis in axes else n for axis, n in enumerate(sizes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import operator
@@ -107,9 +106,10 @@ def test_sum_is_the_exact_sum_rounded_once_on_any_layout(data: st.DataObject) ->
 def kernels() -> list[Any]:
     """Return what adds up float64 items line by line, and several sums at a time."""
     names = ("add_lines", "add_columns")
-    lines, columns = (kernel("distarray.comm.kernels._exact_sum", n, "f8").load() for n in names)
-    assert lines is not None
-    return [functools.partial(_exact_sums._run_lines, lines, 0, False), columns]
+    module = "distarray.comm.kernels._exact_sum"
+    found = [kernel(module, name, "f8", False).load() for name in names]
+    assert found[0] is not None
+    return found
 
 
 @pytest.fixture(params=["numba", "numpy"])
@@ -223,6 +223,34 @@ def test_products_of_lines_are_added_up_where_they_lie(kind: str, way: None) -> 
                 same_bits(da.vecdot(*given, reproducible=True), sums(products, (1,), dtype))
             given = [da.asarray(one[1]) for one in (left, right)]
             same_bits(da.dot(*given, reproducible=True), sums(products[1], (0,), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "c16", "c8"])
+@pytest.mark.parametrize("kind", ["alike", "growing", "far"])
+@pytest.mark.usefixtures("way")
+@pytest.mark.host_only
+def test_products_are_added_up_wherever_both_factors_lie(kind: str, dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    real = np.empty(0, dtype).real.dtype
+    for shape in ((3, 2500), (2500, 3), (70, 300), (5, 9)):
+        x, y = rng.standard_normal((2, *shape))
+        if kind != "alike":
+            x *= 10.0 ** (
+                np.linspace(0, 9, shape[0])[:, None] if kind == "growing" else -15 * (x > 1)
+            )
+            y *= 10.0 ** (np.linspace(0, 9, shape[1]) if kind == "growing" else -15 * (y < -1))
+        x, y = (1j * one + one[::-1] if "c" in dtype else one for one in (x, y))
+        x, y = x.astype(dtype), y.astype(dtype)
+        for left, right in ((x, y), (x[::-1], np.asfortranarray(y)), (x, y[:1])):
+            wide = np.broadcast_to(right, shape)
+            for axis in (0, 1):
+                if len(right) == 1 and axis == 0:
+                    continue
+                a, b = (one.astype("D" if "c" in dtype else "d") for one in (left, wide))
+                parts = [(a.real * b.real, a.imag * b.imag), (a.real * b.imag, -a.imag * b.real)]
+                expected = [sums(np.concatenate(pair, axis), (axis,), real) for pair in parts]
+                found = da.vecdot(da.asarray(left), da.asarray(right), axis, reproducible=True)
+                same_bits(found, expected[0] + 1j * expected[1] if "c" in dtype else expected[0])
 
 
 @pytest.mark.parametrize("kind", HARD)
