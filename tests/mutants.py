@@ -1969,8 +1969,8 @@ MUTANTS = (
     Mutant(
         "the kernel keeps units when a larger item comes",
         "comm/kernels/_exact_sum.py",
-        "    if grows or is_huge or count > _MOST_ITEMS:",
-        "    if is_huge or count > _MOST_ITEMS:",
+        "    if grows or is_huge or count > MOST_ITEMS:",
+        "    if is_huge or count > MOST_ITEMS:",
         (
             "ops/statistical/test_reproducible.py::test_sums_of_blocks_that_lie_in_any_way_are_exact",
         ),
@@ -1980,6 +1980,27 @@ MUTANTS = (
         "comm/kernels/_exact_digits.py",
         "    return double_of(bits + (1 | away) if rest != 0.0 and not bits & 1 else bits)",
         "    return total",
+        ("ops/statistical/test_reproducible.py",),
+    ),
+    Mutant(
+        "products of items that are too far apart are added up by two levels",
+        "ops/linear_algebra/_reproducible.py",
+        "    if of_rows + of_columns + longer > _APART or",
+        "    if",
+        ("ops/linear_algebra/test_reproducible.py",),
+    ),
+    Mutant(
+        "a line keeps levels when a larger item comes",
+        "comm/kernels/_exact_sum.py",
+        "                if not left and largest <= level:\n",
+        "                if not left:\n",
+        ("ops/statistical/test_reproducible.py",),
+    ),
+    Mutant(
+        "the parts of a complex number's products are not negated",
+        "comm/kernels/_exact_sum.py",
+        "            sign = ((j | crosses) & negates) << 63\n",
+        "            sign = np.int64(0)\n",
         ("ops/statistical/test_reproducible.py",),
     ),
     Mutant(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -50,6 +51,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
+from distarray.ops.families._values import give_values
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
 from distarray.ops.statistical._reductions import without_partial
 from distarray.ops.statistical._reproducible import round_states, sum_state, words_dtype
@@ -267,6 +269,12 @@ def _local_vecdot(left: Any, right: Any, axis: int) -> Any:
 _matmul = contraction("matmul", _matmul_letters, np.matmul, np.matmul)
 _vecdot = contraction("vecdot", _vecdot_letters, _local_vecdot, accepts=("axis",))
 _tensordot = contraction("tensordot", _tensordot_letters, np.tensordot)
+_matmul_of_wholes = replace(
+    _matmul,
+    spec=lambda _, call: Spec(*_matmul_letters(call.shapes, None)),
+    panels=None,
+)
+"""The product where no axis that is summed over is cut."""
 
 
 # --- exact sums of products; static arguments are (axis, whether the first is conjugated) --------
@@ -304,12 +312,16 @@ _exact_vecdot = Op(
 
 
 def _sum_products(x1: Any, x2: Any, axis: int, conjugates: bool = True) -> Any:
-    """Return the exact sums of rounded products along an axis of both, rounded once."""
+    """Return the exact sums of rounded products along an axis of both, rounded once.
+
+    The second may have fewer axes, which broadcast.
+    """
     if x1.shape != x2.shape:
         x1, x2 = (np.moveaxis(x, axis, -1) for x in (x1, x2))
-        shape = np.broadcast_shapes(x1.shape, x2.shape)
-        x1, x2 = (np.broadcast_to(x, shape) for x in (x1, x2))
-        axis = -1
+        shape, axis = np.broadcast_shapes(x1.shape, x2.shape), -1
+        if x1.shape != shape:
+            x1 = np.broadcast_to(x1, shape)
+        x2 = x2.reshape((1,) * (len(shape) - x2.ndim) + x2.shape)
     return run(_exact_vecdot, (x1, x2), (axis, conjugates))
 
 
@@ -363,9 +375,14 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
     With `reproducible` the error of each item is at most ``k * eps`` times that of `|x1| @ |x2|`,
     as that of an ordinary product, where k items are summed and `eps` is that of the result's
     dtype, and in the range of subnormal numbers k of the least. Of complex matrices that holds for
-    the four products of their parts. Rows of `x1` and columns of `x2` are scaled by powers of two
-    and cut into slices, integers whose products are exact (Ozaki, Ogita, Oishi, Rump 2012). A
-    product of their leading bits, in float32, tells how far slices must reach: for matrices without
+    the parts, of which each is a sum of 2 k real products. Products of vectors, and of few terms,
+    are exact sums of rounded products, as those of `vecdot`: of up to 2**26 terms, as of 400 rows,
+    in single precision 2**24, of which complex numbers have four each; where no sum is eight times
+    as long as both rows and columns of the result, or longer than 1024; and where the largest and
+    the least item of any row, and of any column, are 2**47 apart, both taken together. For these a
+    process gets all terms of its sums. Else rows of `x1` and columns of `x2` are scaled by powers
+    of two and cut into slices, integers whose products are exact (Ozaki, Ogita, Oishi, Rump 2012).
+    A product of leading bits, in float32, tells how far slices must reach: for matrices without
     much smaller rows, columns or items 3 or 4 products of slices in float64, 1 of float32, more
     where items of the result are far below the largest ones of their rows and columns. Those
     few items that are further below than is worth more products are summed up exactly, as by
@@ -375,7 +392,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
     where they are multiplied: beside what has moved that takes memory for 2 or 3 float64 copies of
     it, and for 3 of the result. Where operands come by panels, or the axis summed over is cut, each
     product sends slices or sums of its own, and memory is needed for some 6 copies of the operands
-    and 5 of the result. Vectors alone are multiplied as by `vecdot`.
+    and 5 of the result.
 
     Examples
     --------
@@ -410,7 +427,11 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
 
 def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
     """Return the matrix product to the same bits anywhere."""
-    from distarray.ops.linear_algebra._reproducible import multiply_matrices, result_dtype
+    from distarray.ops.linear_algebra._reproducible import (
+        has_few_terms,
+        multiply_matrices,
+        result_dtype,
+    )
 
     x1, x2 = normalize_arrays(name, (x1, x2))
     dtype = result_dtype(name, x1, x2)
@@ -420,11 +441,13 @@ def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
     if out is not None:
         check_target(name, out)
         check_fits(name, out, step.output.shape, step.result)
-    if x1.ndim == x2.ndim == 1:
-        return write_out(name, out, _sum_products(x1, x2, -1, conjugates=False))
-    left = x1[None] if x1.ndim == 1 else x1
-    right = x2[:, None] if x2.ndim == 1 else x2
-    left, right = _bring_once(name, left, right)
+    one = next(x for x in (x1, x2) if isinstance(x, BaseArray))
+    x1, x2 = (x if isinstance(x, BaseArray) else give_values(one, x) for x in (x1, x2))
+    if 1 in (x1.ndim, x2.ndim):
+        lines = (x1, x2) if x2.ndim == 1 else (np.moveaxis(x2, -2, -1), x1)
+        return write_out(name, out, _sum_products(*lines, -1, conjugates=False))
+    few = has_few_terms(x1.shape, x2.shape, dtype)
+    left, right = _bring_once(_matmul_of_wholes if few else _matmul, x1, x2)
     found = multiply_matrices(
         lambda a, b: run(_matmul, (a, b)),
         lambda a, b: _sum_products(a, b, -1, conjugates=False),
@@ -433,19 +456,17 @@ def _multiply_reproducibly(name: str, x1: Any, x2: Any, out: Any = None) -> Any:
         right,
         dtype,
     )
-    found = found[..., 0, :] if x1.ndim == 1 else found
-    found = found[..., 0] if x2.ndim == 1 else found
     return write_out(name, out, found)
 
 
-def _bring_once(name: str, *operands: Any) -> Any:
+def _bring_once(op: Op, *operands: Any) -> Any:
     """Return operands where a product takes them, unless it takes a panel at a time.
 
     Slices of what has moved are made where they are multiplied, and none of them moves.
     """
-    operands = tuple(without_partial(name, x) for x in operands)
-    step = step_for(_matmul, operands)
-    if step.still or step.panels is not None or not all(isinstance(x, BaseArray) for x in operands):
+    operands = tuple(without_partial(op.name, x) for x in operands)
+    step = step_for(op, operands)
+    if step.still or step.panels is not None:
         return operands
     blocks = step.move([x._local for x in operands], operands, step.bring)
     moved = zip(operands, blocks, step.sources, strict=True)
@@ -454,10 +475,6 @@ def _bring_once(name: str, *operands: Any) -> Any:
 
 def _layout_of_blocks(x1: Any, x2: Any) -> Layout | None:
     """Return the layout of the products of blocks of matrices; None where these are not all."""
-    if not all(isinstance(x, BaseArray) and _backend.is_numpy(x._local) for x in (x1, x2)):
-        return None
-    if errors_raise():
-        return None
     step = step_for(_matmul, (x1, x2))
     return step.partial if step.still and not step.partial.has_partial else None
 

@@ -1,11 +1,15 @@
 """Products of matrices whose bits depend on the items alone, with the error of ordinary ones.
 
-Matrices are cut into slices, integers of few bits below the largest magnitude of each
+Those of few terms are exact sums of rounded products, as of vectors, where items of rows and of
+columns are so near to each other that two levels of a kernel hold all of them
+(`comm/kernels/_exact_products`). They need no BLAS, and one number of all processes.
+
+Other matrices are cut into slices, integers of few bits below the largest magnitude of each
 row or column, so that every product of two slices is exact: in any library's order, with or without
 fused operations, and added up over ranks (K. Ozaki, T. Ogita, S. Oishi, S. M. Rump, "Error-free
 transformations of matrix multiplication by using fast routines of matrix multiplication and its
-applications", Numer. Algorithms 59, 2012). Complex numbers are multiplied by their parts, as NumPy
-fuses operations where the processor can.
+applications", Numer. Algorithms 59, 2012). Complex ones become real ones of twice as many terms,
+as NumPy fuses operations where the processor can.
 
 How many bits are needed depends on the items: an ordinary product has an error of about `k * eps`
 times `|x1| @ |x2|`, and slices one of sums of the magnitudes of a row and a column. A product of
@@ -42,12 +46,15 @@ from distarray.core import (
     BaseArray,
     Op,
     elementwise,
+    errors_raise,
     floating,
     is_plain,
+    products_of,
     reduce_block,
     reduction,
-    replicated_layout,
     run_row,
+    scratch_of_thread,
+    sum_exactly,
 )
 from distarray.errors import DTypeError
 from distarray.layout import Layout, Partial, Shard
@@ -56,6 +63,8 @@ from distarray.ops.elementwise import _logic as logic
 from distarray.ops.elementwise._rounding import astype, imag, real, where
 from distarray.ops.families._values import read_values
 from distarray.ops.indexing._places import nonzero
+from distarray.ops.manipulation._joining import stack
+from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.manipulation._shape import broadcast_to, moveaxis
 from distarray.ops.statistical import _reductions as reductions
 from distarray.typing import Buffer, Shape
@@ -97,6 +106,22 @@ _PIECE: Final = 1 << 15
 """So many items at once, with what is computed of them, stay in the cache of a core."""
 _GATHERED_ITEMS: Final = 1 << 22
 """Items of rows, and of columns, that a process gets at a time to sum up some items exactly."""
+_FEW_TERMS: Final = {8: 1 << 26, 4: 1 << 24}
+"""Terms of a product of two matrices that are summed up exactly, by bytes of a number: as many as
+of 400 rows, or 256. On Zen 5 the kernel takes 0.07 ns a term, 2 to 3.5 times as long as the BLAS,
+slices 3 to 4.5 times; NumPy takes 5 ns."""
+_SHORT: Final = 1024
+_LONGEST: Final = 8
+"""Terms of such sums at most, or times as many as rows or columns: as processes need all terms."""
+_APART: Final = 47
+"""Powers of two between items of a row, and of a column, together, for which it is exact: one less
+for each doubling of terms from 4096 on."""
+_FARTHEST: Final = {8: 400, 4: 30}
+"""Powers of two from 1 to items of float64 and float32 whose sums are never too large or small."""
+_TERMS_AT_ONCE: Final = 1 << 22
+"""Products that are in the memory of a device at a time."""
+_SUM_COST: Final = 16
+"""So many times as long as for a plain copy of float64 terms NumPy takes to multiply and sum up."""
 
 
 def result_dtype(name: str, x1: Any, x2: Any) -> Any:
@@ -506,6 +531,118 @@ def _apply(local: Callable[..., Any], *operands: Any, nout: int = 1, **static: A
     return _row(local, len(operands), nout, (*static.items(),))(*operands)
 
 
+# --- few terms -----------------------------------------------------------------------------------
+
+
+def has_few_terms(left: Shape, right: Shape, dtype: Any) -> bool:
+    """Tell whether a product of matrices is made of exact sums, if its items allow it."""
+    rows, (terms, columns) = left[-2], right[-2:]
+    most = _FEW_TERMS.get(np.empty(0, dtype).real.itemsize, 0) // (4 if dtype.kind == "c" else 1)
+    longest = max(_SHORT, _LONGEST * rows, _LONGEST * columns)
+    return rows * terms * columns <= most and terms <= longest
+
+
+def _as_reals(x1: Buffer, x2: Buffer, dtype: Any) -> tuple[Buffer, Buffer]:
+    """Return matrices whose product has the parts of that of complex ones side by side."""
+    left, right = (x.astype(dtype, copy=False) for x in (x1, x2))
+    library = _backend.namespace_of(right)
+    *batch, depth, columns = right.shape
+    turned = library.empty((*batch, depth, 2, columns, 2), right.real.dtype)
+    turned[..., 0, :, 0] = turned[..., 1, :, 1] = right.real
+    turned[..., 0, :, 1] = right.imag
+    library.subtract(0.0, right.imag, out=turned[..., 1, :, 0])
+    left = library.ascontiguousarray(left).view(turned.dtype)
+    return left, turned.reshape(*batch, 2 * depth, 2 * columns)
+
+
+def _as_complex(x: Buffer, dtype: Any) -> Buffer:
+    return _backend.namespace_of(x).ascontiguousarray(x).view(dtype)
+
+
+def _as_matrices(x: Buffer, batch: Shape, lanes: int = 1) -> Buffer:
+    """Return a stack of matrices of float64 whose rows have their items side by side.
+
+    They go on with zeros up to a multiple of so many items.
+    """
+    beyond = -x.shape[-1] % lanes
+    if beyond or x.dtype != np.float64 or x.strides[-1] != 8 or not is_plain(x):
+        every = _memory.empty((*x.shape[:-1], x.shape[-1] + beyond), np.float64)
+        every[..., : x.shape[-1]] = x
+        every[..., x.shape[-1] :] = 0.0
+        x = every
+    if not batch:
+        return x[np.newaxis]
+    return np.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
+
+
+def _range_of(x: Buffer, axis: int) -> tuple[int, int]:
+    """Return the most powers of two between items of a row or column, and of any from 1."""
+    library = _backend.namespace_of(x)
+    fields = abs(x.astype(np.float64, copy=False)).view(np.int64) >> 52
+    has_items, is_zero = (x != 0).any(axis), x == 0
+    if not bool(has_items.any()):
+        return 0, 0
+    most = library.where(is_zero, 0, fields).max(axis)[has_items]
+    least = library.where(is_zero, 2047, fields).min(axis)[has_items]
+    return int((most - least).max()), max(int(most.max()) - 1023, 1023 - int(least.min()))
+
+
+def _multiply_few(x1: Buffer, x2: Buffer, dtype: Any, agree: Agree) -> Buffer | None:
+    """Return exact sums of rounded products, rounded once; None where items are too far apart."""
+    narrow = np.empty(0, dtype).real.dtype
+    a, b = _as_reals(x1, x2, np.complex128) if dtype.kind == "c" else (x1, x2)
+    if is_turned := b.shape[-1] < min(32, a.shape[-2]):  # lanes are columns of the right one
+        a, b = (np.moveaxis(x, -1, -2) for x in (b, a))
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    facts, found = np.zeros(3, np.int64), []
+    terms = prod(batch) * a.shape[-2] * prod(b.shape[-2:])
+
+    def by_kernel(run: Callable[..., object]) -> None:
+        lines, columns = _as_matrices(a, batch), _as_matrices(b, batch, 8)
+        count, rows, depth = lines.shape
+        out = _memory.empty((*batch, rows, b.shape[-1]), np.float64)
+        where = address_of(out), narrow.itemsize < 8, address_of(facts)
+        (s, t, _), (u, v, _) = lines.strides, columns.strides
+        run(
+            count, address_of(lines), rows, s // 8, t // 8, address_of(columns), b.shape[-1],
+            u // 8, v // 8, depth, scratch_of_thread(), *where,
+        )  # fmt: skip
+        found.append(out)
+
+    def by_numpy() -> None:
+        (of_rows, far), (of_columns, other) = _range_of(a, -1), _range_of(b, -2)
+        facts[:] = of_rows, of_columns, max(far, other)
+
+    if not _backend.is_numpy(x1) or not terms:
+        by_numpy()
+    else:
+        run = kernel("distarray.comm.kernels._exact_products", "multiply")
+        run_faster("reduce exactly terms", 8 * terms, run, by_kernel, by_numpy, _SUM_COST)
+    of_rows, of_columns, farthest = agree([*map(float, facts)])
+    longer = max(0, (a.shape[-1] - 1).bit_length() - 12)
+    if of_rows + of_columns + longer > _APART or farthest > _FARTHEST[narrow.itemsize]:
+        return None
+    sums = found[0] if found else _sum_terms(a, b, narrow)
+    sums = (np.moveaxis(sums, -1, -2) if is_turned else sums).astype(narrow, copy=False)
+    return _as_complex(sums, dtype) if dtype.kind == "c" else sums
+
+
+def _sum_terms(a: Buffer, b: Buffer, dtype: Any) -> Buffer:
+    """Return the same as the kernel where that is exact."""
+    library = _backend.namespace_of(a)
+    lines, columns = a[..., :, None, :], np.moveaxis(b, -1, -2)[..., None, :, :]
+    shape = np.broadcast_shapes(lines.shape, columns.shape)
+    found = np.empty(shape[:-1], dtype)
+    # Of blocks in host memory products are made a tile at a time, on a device at once.
+    step = max(1, _TERMS_AT_ONCE // max(1, prod(shape[1:])))
+    step = max(1, len(found)) if _backend.is_numpy(a) else step
+    pair = [library.broadcast_to(x, shape) for x in (lines, columns)]
+    for start in range(0, len(found), step):
+        (items,) = products_of(*(x[start : start + step] for x in pair))
+        found[start : start + step] = sum_exactly(items, (len(shape) - 1,), dtype)[..., 0]
+    return _backend.asarray(found, _backend.device_of(a))
+
+
 # --- products ------------------------------------------------------------------------------------
 
 
@@ -539,39 +676,38 @@ def multiply_matrices(
     dtype : dtype
         Of the result, floating point.
     """
-    narrow = np.empty(0, dtype).real.dtype
-
-    def times(a: Any, b: Any) -> Any:
-        a, b = (x if x.dtype.kind == "f" else astype(x, np.float64) for x in (a, b))
-        return _multiply_real(product, sum_rows, fits, a, b, narrow)
-
-    if dtype.kind == "f":
-        return times(x1, x2)
-    if x1.dtype.kind != "c":
-        parts = times(x1, real(x2)), times(x1, imag(x2))
-    elif x2.dtype.kind != "c":
-        parts = times(real(x1), x2), times(imag(x1), x2)
-    else:
-        a, b, c, d = real(x1), imag(x1), real(x2), imag(x2)
-        parts = (
-            arithmetic.subtract(times(a, c), times(b, d)),
-            arithmetic.add(times(a, d), times(b, c)),
-        )
-    return run_row(_complex, parts)
-
-
-def _multiply_real(
-    product: Product, sum_rows: Product, fits: Fits, x1: Any, x2: Any, dtype: Any
-) -> Any:
-    """Return the product of real matrices; what is not finite in it is as without slices."""
     if 0 in (*x1.shape, *x2.shape):
         return astype(product(x1, x2), dtype, copy=False)
-    layout = fits(x1, x2)
-    if layout is not None:
-        blocks = x1._local, x2._local
-        look = _look(_multiply, *blocks, dtype, functools.partial(_agree, x1))
-        if look.slices:
-            return x1._new(_multiply_blocks(*blocks, look, dtype), layout)
+    layout, blocks = fits(x1, x2), (x1._local, x2._local)
+    agree = functools.partial(_agree, x1)
+    if layout is not None and has_few_terms(x1.shape, x2.shape, dtype):
+        found = _multiply_few(*blocks, dtype, agree)
+        if found is not None:
+            return x1._new(found, layout)
+    if layout is not None and _backend.is_numpy(blocks[0]) and not errors_raise():
+        found = _multiply_blocks(*blocks, dtype, agree)
+        if found is not None:
+            return x1._new(found, layout)
+    if dtype.kind == "f":
+        x1, x2 = (x if x.dtype.kind == "f" else astype(x, np.float64) for x in (x1, x2))
+        return _multiply_real(product, sum_rows, x1, x2, dtype)
+    narrow = np.empty(0, dtype).real.dtype
+    (a, b), (c, d) = ([astype(part(x), narrow) for part in (real, imag)] for x in (x1, x2))
+    rows = [stack(pair, axis=-1) for pair in ((c, d), (arithmetic.negative(d), c))]
+    *batch, depth, columns = x2.shape
+    found = _multiply_real(
+        product,
+        sum_rows,
+        reshape(stack((a, b), axis=-1), (*x1.shape[:-1], 2 * depth)),
+        reshape(stack(rows, axis=-3), (*batch, 2 * depth, 2 * columns)),
+        narrow,
+    )
+    found = reshape(found, (*found.shape[:-1], columns, 2))
+    return run_row(_complex, (found[..., 0], found[..., 1]))
+
+
+def _multiply_real(product: Product, sum_rows: Product, x1: Any, x2: Any, dtype: Any) -> Any:
+    """Return the product of real matrices; what is not finite in it is as without slices."""
     look = _look(product, x1, x2, dtype)
     if look.slices:
         return _multiply_slices(product, x1, x2, look, dtype)
@@ -580,7 +716,7 @@ def _multiply_real(
         signs = [where(logic.isfinite(x), arithmetic.sign(x), x) for x in (x1, x2)]
         rest = [where(logic.isfinite(x), x, 0.0) for x in (x1, x2)]
         marks = product(*signs)
-        known = _multiply_real(product, sum_rows, fits, rest[0], rest[1], dtype)
+        known = _multiply_real(product, sum_rows, rest[0], rest[1], dtype)
         return where(logic.isfinite(marks), known, astype(marks, dtype))
     bits = (53 - (x1.shape[-1] - 1).bit_length()) // 2
     pairs = product(*(astype(logic.not_equal(x, 0), np.float32) for x in (x1, x2)))
@@ -812,8 +948,19 @@ def _multiply_slices(product: Product, x1: Any, x2: Any, look: _Look, dtype: Any
     return _apply(_add_terms, *exponents, *terms, dtype=dtype, parts=look.parts)
 
 
-def _multiply_blocks(x1: Buffer, x2: Buffer, look: _Look, dtype: Any) -> Buffer:
-    """Return the block of the product, whose terms are added up as they come."""
+def _multiply_blocks(x1: Buffer, x2: Buffer, dtype: Any, agree: Agree) -> Buffer | None:
+    """Return the block of the product, whose terms are added up as they come.
+
+    None where slices do not do all of it.
+    """
+    narrow = np.empty(0, dtype).real.dtype
+    if dtype.kind == "c":
+        x1, x2 = _as_reals(x1, x2, dtype)
+    else:
+        x1, x2 = (x if x.dtype.kind == "f" else x.astype(np.float64) for x in (x1, x2))
+    look = _look(_multiply, x1, x2, narrow, agree)
+    if not look.slices:
+        return None
     plan, exponents, depth = _plan(look.slices), look.exponents(), x1.shape[-1]
     left, right = _cut_both(x1, x2, exponents, plan)
     total: Any = None
@@ -825,7 +972,8 @@ def _multiply_blocks(x1: Buffer, x2: Buffer, look: _Look, dtype: Any) -> Buffer:
         elif parts:
             term = _add_parts([term, *parts])
         total = term if total is None else np.add(total, term, out=total)
-    return _add_terms(*exponents, total, dtype=dtype, parts=1, out=total)
+    sums = _add_terms(*exponents, total, dtype=narrow, parts=1, out=total)
+    return _as_complex(sums, dtype) if dtype.kind == "c" else sums
 
 
 def _multiply(x1: Buffer, x2: Buffer) -> Buffer:
@@ -840,12 +988,7 @@ def _write_exactly(
 ) -> None:
     """Write the exact sums of products, for which some rows and columns are brought together."""
     mesh, batch = found._layout.mesh, found.shape[:-2]
-    lines = []
-    for x in (x1, moveaxis(x2, -1, -2) if isinstance(x2, BaseArray) else np.moveaxis(x2, -1, -2)):
-        if not isinstance(x, BaseArray):
-            on = _backend.device_of(found._local)
-            x = found._new(_backend.asarray(x, on), replicated_layout(mesh, x.shape))
-        lines.append(broadcast_to(x, (*batch, *x.shape[-2:])))
+    lines = [broadcast_to(x, (*batch, *x.shape[-2:])) for x in (x1, moveaxis(x2, -1, -2))]
     at_once = max(1, mesh.size * _GATHERED_ITEMS // x1.shape[-1])
     for start in range(0, count, at_once):
         some = [

@@ -24,6 +24,18 @@ RIGHT[:, 2] *= 1e-300
 PLACES = (da.Shard(0), da.Shard(1), da.Replicate())
 
 
+@pytest.fixture
+def slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of few terms be made of slices as well."""
+    monkeypatch.setattr(_reproducible, "_FEW_TERMS", {})
+
+
+@pytest.fixture(params=["few", "slices"])
+def either(request: pytest.FixtureRequest) -> None:
+    if request.param == "slices":
+        request.getfixturevalue("slices")
+
+
 def of_all_layouts(function: Any, *operands: np.ndarray) -> np.ndarray:
     """Return what a function gives on 1 rank and 3, and all layouts, with the same bits."""
     found: list[tuple[bytes, np.ndarray]] = []
@@ -102,6 +114,7 @@ def pair_of(kind: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     return a.astype(dtype), b.astype(dtype)
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize(
     "kind",
@@ -122,6 +135,7 @@ def test_every_item_has_the_error_of_an_ordinary_product(kind: str, dtype: str) 
     check_error(result, a, b)
 
 
+@pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize(("depth", "factor"), [(300, 0.1), (500, 0.01)])
 def test_long_products_in_parts_have_the_same_bits_and_error(
     depth: int, factor: float, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +161,7 @@ def test_long_products_in_parts_have_the_same_bits_and_error(
     assert found.tobytes() == result.tobytes()
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("dtype", ["f8", "f4", "c16"])
 @pytest.mark.parametrize("depth", [64, 100, 1000, 1024])
 def test_the_order_of_terms_does_not_matter(depth: int, dtype: str) -> None:
@@ -160,6 +175,58 @@ def test_the_order_of_terms_does_not_matter(depth: int, dtype: str) -> None:
         some = a[:, places].copy(), b[places].copy()
         found = of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), *some)
         assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("dtype", ["f8", "f4", "c16", "c8"])
+@pytest.mark.parametrize("kind", ["plain", "zeros", "far", "too far", "inf", "nan", "tiny"])
+def test_few_terms_are_exact_sums_whoever_multiplies(
+    kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_kernel(_job: str, _n: int, one: Any, run: Any, _plain: Any, _dear: int) -> None:
+        run(one.load())
+
+    def run_numpy(_job: str, _n: int, _one: Any, _run: Any, plain: Any, _dear: int) -> None:
+        plain()
+
+    def agree(values: list[float]) -> list[float]:
+        facts.extend(values)
+        return values
+
+    facts: list[float] = []
+    rng = np.random.default_rng(2)
+    special = {"far": 1e-4, "too far": 1e-13, "inf": np.inf, "nan": np.nan, "tiny": 1e-40}
+    for one, other in (((5, 40), (40, 37)), ((70, 9), (9, 2)), ((1, 300), (300, 270))):
+        for batch in ((), (3,)):
+            a, b = rng.standard_normal((*batch, *one)), rng.standard_normal(other)
+            a, b = (1j * x + x[..., ::-1] if "c" in dtype else x for x in (a, b))
+            a, b = a.astype(dtype), b.astype(dtype)
+            if kind == "zeros":
+                a[..., 0, :], b[1] = 0, 0
+            elif kind != "plain":
+                a[..., 0, :2] *= special[kind]
+                b[0, :] *= special[kind] if kind.endswith("far") else 1
+            found = []
+            for way in (run_kernel, run_numpy):
+                monkeypatch.setattr(_reproducible, "run_faster", way)
+                monkeypatch.setattr("distarray.core.families._exact_sums.run_faster", way)
+                facts.clear()
+                with np.errstate(invalid="ignore"):
+                    result = _reproducible._multiply_few(a, b, a.dtype, agree)
+                found.append((facts[:2] if result is not None else [], result))
+            assert (found[0][1] is None) == (kind in ("too far", "inf", "nan", "tiny"))
+            assert found[0][0] == found[1][0]
+            if found[0][1] is None:
+                assert found[1][1] is None
+                continue
+            assert found[0][1].shape == (*batch, one[0], other[1])
+            assert found[0][1].dtype == a.dtype
+            assert found[0][1].tobytes() == found[1][1].tobytes()
+            if not batch and "c" not in dtype:
+                products = a.astype("d")[:, :, None] * b.astype("d")
+                expected = [[math.fsum(x) for x in rows.T.tolist()] for rows in products]
+                if dtype == "f8":
+                    assert found[0][1].tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
@@ -204,6 +271,7 @@ def test_parts_of_a_term_are_added_up_as_if_at_once() -> None:
     np.testing.assert_array_equal(total, [float(sum(column)) for column in parts.T.tolist()])
 
 
+@pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize("dtype", ["f8", "f4", "c16"])
 def test_blocks_and_distributed_arrays_have_the_same_bits(
     dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -222,6 +290,7 @@ def test_blocks_and_distributed_arrays_have_the_same_bits(
         check_error(found[0], a, b)
 
 
+@pytest.mark.usefixtures("slices")
 def test_rows_on_both_sides_of_a_power_of_two_are_scaled_alike() -> None:
     a = np.random.default_rng(4).uniform(0.6, 0.99, (12, 300))
     a[::2, 5] = 1.01
@@ -233,6 +302,7 @@ def test_rows_on_both_sides_of_a_power_of_two_are_scaled_alike() -> None:
     check_error(result, a, a.T)
 
 
+@pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize("left", [0.0, 1e-9])
 def test_rows_of_which_some_items_are_small_are_seen(left: float) -> None:
     rng = np.random.default_rng(6)
@@ -243,6 +313,7 @@ def test_rows_of_which_some_items_are_small_are_seen(left: float) -> None:
     check_error(result, a, b)
 
 
+@pytest.mark.usefixtures("either")
 def test_operands_move_once() -> None:
     def program() -> None:
         rng = da.random.default_rng(1)
@@ -257,6 +328,7 @@ def test_operands_move_once() -> None:
     simulate(2, program)
 
 
+@pytest.mark.usefixtures("either")
 def test_bits_do_not_depend_on_ranks_or_meshes() -> None:
     a, b = (np.stack([x, x[::-1, ::-1]]) for x in pair_of("sparse", "f8"))
     a = a + 1j * a[:, ::-1] * 1e-9
@@ -307,6 +379,7 @@ def test_an_item_far_below_its_row_and_column_is_not_lost() -> None:
     assert of_all_layouts(lambda x, y: da.matmul(x, y, reproducible=True), a, b) == 1
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("dtype", ["f2", "f4", "c8", "c16", "i4"])
 def test_products_of_other_dtypes_agree_with_numpy(dtype: str) -> None:
     a, b = np.clip(LEFT, -9, 9), RIGHT[:, :2]
@@ -320,6 +393,7 @@ def test_products_of_other_dtypes_agree_with_numpy(dtype: str) -> None:
     np.testing.assert_allclose(result, a.astype(wide) @ b.astype(wide), close, 9 * close)
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize(
     "special",
     [{(0, 0): np.inf, (0, 1): 1e300, (1, 1): np.nan}, {(2, 5): -np.inf}],  # float32 lacks 1e300
