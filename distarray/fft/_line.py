@@ -225,7 +225,7 @@ class SixSteps(_Line):
                 out = _memory.empty(column_shape, task.dtype, device)
             block = by_tiles(on_columns, block, out, (axis,))
             del out
-            block = redistribute_local(block, self._columns, self._rows)
+            block = redistribute_local(block, self._columns, self._rows, is_free=True)
 
             def on_rows(tile: Buffer, _: Box) -> Buffer:
                 found = self.transform(tile, axis + 1, columns, task.forward, task.norm)
@@ -236,7 +236,7 @@ class SixSteps(_Line):
             by_tiles(on_rows, block, out.swapaxes(axis, axis + 1), (axis + 1,))
             block = None  # makes room
             block = _memory.empty(self.after.local_shape(), self.result, device)
-            return run_exchange(leave, out, block)
+            return run_exchange(leave, out, block, is_free=True)
 
         return transform_block
 
@@ -308,7 +308,7 @@ class Chirp(_Line):
                 self.weigh(block, own)
             out = _memory.empty(self._first.local_shape(), block.dtype, device)
             out[(*lead, -1)] = 0  # its row may be filled in part
-            block = run_exchange(arrive, block, out)
+            block = run_exchange(arrive, block, out, is_free=True)
             del cropped
             out = _memory.empty(shape, block.dtype, device)
             twiddle = self.twiddles(
@@ -320,7 +320,7 @@ class Chirp(_Line):
 
             block = by_tiles(on_columns, block, out, (axis,))
             del out
-            block = redistribute_local(block, self._columns, self._rows)
+            block = redistribute_local(block, self._columns, self._rows, is_free=True)
             back = self.twiddles(
                 rows * columns, row_shape, axis + 1, axis, first_row, False, device
             )
@@ -333,7 +333,7 @@ class Chirp(_Line):
 
             by_tiles(on_rows, block, block, (axis + 1,))
             chirp = None  # makes room
-            block = redistribute_local(block, self._rows, self._columns)
+            block = redistribute_local(block, self._rows, self._columns, is_free=True)
             out = _memory.empty(self._last.local_shape(), block.dtype, device)
 
             def on_columns_again(tile: Buffer, _: Box) -> Buffer:
@@ -342,7 +342,7 @@ class Chirp(_Line):
 
             block = by_tiles(on_columns_again, block, out, (axis,))
             out = _memory.empty(self.after.local_shape(), block.dtype, device)
-            block = run_exchange(leave, block, out)
+            block = run_exchange(leave, block, out, is_free=True)
             out = block if self.result == block.dtype else None
             if out is None:
                 out = _memory.empty(block.shape, self.result, device)
@@ -388,7 +388,7 @@ class Chirp(_Line):
             return twiddle(found, box)
 
         by_tiles(on_columns, block, block, (0,))
-        block = redistribute_local(block, by_columns, by_rows)
+        block = redistribute_local(block, by_columns, by_rows, is_free=True)
         return by_tiles(
             lambda tile, _: self.transform(tile, 1, columns, True, None), block, block, (1,)
         )

@@ -168,10 +168,12 @@ class Turn:
         self.after = turn(self._cropped, axis, targets)
         self.sends: tuple[Send, ...] = ((self._cropped, self.after, True),)
 
-    def bind(self, _: bool) -> Callable[[Buffer], Buffer]:
-        """Return the function of a block, which stays as it is."""
+    def bind(self, is_ours: bool) -> Callable[[Buffer], Buffer]:
+        """Return the function of a block; messages may lie in one of ours."""
         cropped, after, axis = self._cropped, self.after, self._axis
-        return lambda block: redistribute_local(cut_off(block, cropped, axis), cropped, after)
+        return lambda block: redistribute_local(
+            cut_off(block, cropped, axis), cropped, after, is_free=is_ours
+        )
 
 
 class Keep:

@@ -151,14 +151,15 @@ Notes
 -----
 Distribution: nothing is sent where the axis is not cut; else one all-to-all, in which a process
 receives the items of its new block that it does not have, and needs memory for a block beside `x`
-and the result; between nodes messages may be packed, some at a time: a twelfth of a block, or 16
-MiB. A Partial array is reduced first, and where it has more than 64 KiB its sums are scattered
-along another axis, if there is one. Items beyond `n` do not travel. A line for which no other axis
-can be cut takes three exchanges of a block (Bailey's six steps, 1990), of half a block before
-real items and after those of a real result. Where `n` has no two factors that the processes can
-share, as primes have not, it takes one of two blocks and four of a block or two of them
-(Bluestein's chirp, 1970), and memory for five. Lines of up to 64 KiB are gathered. Errors are a few
-ulps times log2(n), relative to the norm.
+and the result. Between nodes messages may be packed, a twelfth of a block or 16 MiB at a time; they
+lie in these blocks, where there are several rounds of them. A Partial array is reduced first, and
+where it has more than 64 KiB its sums are scattered along another axis, if there is one. Items
+beyond `n` do not travel. A line for which no other axis can be cut takes three exchanges of a block
+(Bailey's six steps, 1990), of half a block before real items and after those of a real result. Of
+real items, or with a real result, that needs memory for four blocks. Where `n` has no two factors
+that the processes can share, as primes have not, it takes one of two blocks and four of a block or
+two of them (Bluestein's chirp, 1970), and memory for five. Lines of up to 64 KiB are gathered.
+Errors are a few ulps times log2(n), relative to the norm.
 
 Examples
 --------

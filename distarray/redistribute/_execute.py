@@ -9,6 +9,7 @@ exchanged by one all-to-all(v) and unpacked.
 Peak memory beyond source and destination: none within a node where the source block came from
 the library's pool (a copy of it otherwise); between nodes the packed bytes sent and received at
 a time, which `packed_at_a_time` bounds by exchanging in rounds, and ``max_bytes`` where it is less.
+Of a source that may be overwritten the messages of several rounds lie in both blocks (`_rooms`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from distarray.redistribute._steps import (
 from distarray.typing import Buffer, Shape
 
 BoundStep = Callable[..., Buffer]
-"""Function of a block and, optionally, the purpose."""
+"""Function of a block and, optionally, the purpose, and whether the block may be overwritten."""
 
 _READ_BY_ALL = 512 * 1024
 """Blocks that are reduced together and have no more bytes: every rank reads all of all.
@@ -96,6 +97,7 @@ def redistribute_local(
     max_bytes: int | None = None,
     purpose: Purpose | None = None,
     background: bool = False,
+    is_free: bool = False,
 ) -> Buffer:
     """Return this rank's block of ``dst``, given its block of ``src``.
 
@@ -114,6 +116,8 @@ def redistribute_local(
         What else the ranks must agree on.
     background
         Whether this runs in the background, which has communicators of its own.
+    is_free
+        Whether ``local`` may be overwritten, so that messages need no memory beside the blocks.
 
     Raises
     ------
@@ -123,7 +127,8 @@ def redistribute_local(
     if src is dst:
         return local
     for step in bound_steps(src, dst, local.dtype, max_bytes, background):
-        local = step(local, purpose)
+        local = step(local, purpose, is_free)
+        is_free = True
     return local
 
 
@@ -362,7 +367,7 @@ class _Local:
                 return part
         return self(local)
 
-    def __call__(self, local: Buffer, _: Purpose | None = None) -> Buffer:
+    def __call__(self, local: Buffer, _: Purpose | None = None, __: bool = False) -> Buffer:
         dtype = local.dtype
         out = _memory.empty(self._shape, dtype, _backend.device_of(local))
         if self._op is not None and not self._is_whole:
@@ -419,13 +424,15 @@ class _Collective(ABC):
         rounds = f" in {step.rounds} rounds" if step.rounds > 1 else ""
         return f"{step.name} of {step.dtype}: {step.src} -> {step.dst}{rounds}"
 
-    def __call__(self, local: Buffer, purpose: Purpose | None = None) -> Buffer:
+    def __call__(
+        self, local: Buffer, purpose: Purpose | None = None, is_free: bool = False
+    ) -> Buffer:
         communicator = self._communicator
         if communicator is None or not recording():
-            return self._run(local, purpose)
+            return self._run(local, purpose, is_free)
         started = perf_counter()
         with pause_logs():
-            result = self._run(local, purpose)
+            result = self._run(local, purpose, is_free)
         nbytes = self.bytes_received(communicator.ranks[communicator.rank])
         record(self.name, communicator.name, nbytes, perf_counter() - started)
         return result
@@ -447,7 +454,7 @@ class _Collective(ABC):
         return out
 
     @abstractmethod
-    def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
+    def _run(self, local: Buffer, purpose: Purpose | None, is_free: bool) -> Buffer:
         """Return the new block."""
 
 
@@ -520,7 +527,7 @@ class _Exchange(_Collective):
         takes = receives(self._step.src, self._step.dst, rank)
         return len(takes) == 1 and len(takes[0].peers) > 1 and takes[0].size == prod(self._shape)
 
-    def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
+    def _run(self, local: Buffer, purpose: Purpose | None, is_free: bool) -> Buffer:
         communicator = self._communicator
         reduces = (
             self._whole and communicator is not None and local.nbytes <= communicator.short_bytes
@@ -550,7 +557,7 @@ class _Exchange(_Collective):
         if device == "cpu" and not self._looked:
             self._small, self._looked = self._find_small(communicator), True
             if self._small is not None:
-                return self._run(local, purpose)
+                return self._run(local, purpose, is_free)
         out = _memory.empty(self._shape, self._dtype, device, renews=False)
         kind = _backend.kind_of(device)
         takes, offered = self._takes, local
@@ -571,7 +578,7 @@ class _Exchange(_Collective):
         messages = self._messages.get(kind)
         if messages is None:
             messages = self._messages[kind] = Messages(self._step, communicator, kind)
-        messages.exchange(offered, out, number, what)
+        messages.exchange(offered, out, number, what, is_free and offered is local)
         return out
 
     def fetch(self, local: np.ndarray, shape: Shape, purpose: Purpose) -> np.ndarray | None:
@@ -772,7 +779,7 @@ class _AllReduce(_Collective):
     __slots__ = ()
     _op: str
 
-    def _run(self, local: Buffer, purpose: Purpose | None) -> Buffer:
+    def _run(self, local: Buffer, purpose: Purpose | None, _: bool) -> Buffer:
         communicator = self._communicator
         device = _backend.device_of(local)
         if communicator is None:

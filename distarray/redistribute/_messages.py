@@ -5,12 +5,14 @@
 The token that ranks compare travels with the messages, or while they are packed. Between nodes
 what lies in long runs is not packed: MPI takes it from where it lies, and puts it where it belongs.
 Of large blocks the rest goes in rounds, a slab of every box at a time: packed at once it would take
-another block or two, and leave the caches.
+another block or two, and leave the caches. Of a block that may be overwritten messages lie where
+others have left it, or where nothing has come yet in the new one, as far as there is room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -30,7 +32,8 @@ from distarray.comm import (
 )
 from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute._schedule import WHOLE, slab, slabs
+from distarray.redistribute._rooms import Rooms, buffers, find_rooms, span_of
+from distarray.redistribute._schedule import WHOLE, Transfer, slab, slabs
 from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
 from distarray.typing import Box, Buffer
@@ -133,20 +136,25 @@ def _exchange(
     pack_into: Callable[[Buffer], object],
     token: int,
     what: object,
+    rooms: Sequence[Buffer | None] = (None, None),
 ) -> Buffer | None:
     """Send each rank its part, and return what comes packed; None where it is in its place.
 
     ``pack_into(send)`` packs parts while the ranks compare a token. ``block`` tells the device and
-    the dtype of all.
+    the dtype of all. ``rooms`` are where packed values are to lie, sent and received.
     """
     (parts, send_counts), (into, recv_counts) = sent, received
     device = _backend.device_of(block)
     send = recv = fill = None
     if parts is None:
-        send = _memory.empty((sum(send_counts),), block.dtype, device)
+        send = rooms[0]
+        if send is None:
+            send = _memory.empty((sum(send_counts),), block.dtype, device)
         fill = partial(pack_into, send)
     if into is None:
-        recv = _memory.empty((sum(recv_counts),), block.dtype, device)
+        recv = rooms[1]
+        if recv is None:
+            recv = _memory.empty((sum(recv_counts),), block.dtype, device)
     if send is not None and recv is not None:
         communicator.all_to_all(
             send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
@@ -162,6 +170,18 @@ def _exchange(
     return recv
 
 
+def _take(
+    transfer: Transfer, index: dict[int, int], reached: Sequence[bool], at: list[int]
+) -> _Take:
+    """Return what a transfer is to the receiver; ``at`` are where each rank's next values come."""
+    peers = tuple(index[rank] for rank in transfer.peers)
+    offsets = tuple(None if reached[peer] else at[peer] for peer in peers)
+    for peer in peers:
+        at[peer] += 0 if reached[peer] else transfer.size
+    extents = boxes.shape(transfer.src_box)
+    return _Take(peers, offsets, region(transfer.src_box), extents, region(transfer.dst_box))
+
+
 class Messages:
     """What this rank packs, sends, receives and unpacks when a step runs between nodes.
 
@@ -169,7 +189,10 @@ class Messages:
     the others' pieces travel. ``kind`` is the device's, "cpu" or "cuda".
     """
 
-    __slots__ = ("_communicator", "_gathers", "_reaches_some", "_rounds", "_sends_parts", "_step")
+    __slots__ = (
+        "_communicator", "_gathers", "_near", "_nowhere", "_reaches_some", "_rooms", "_rounds",
+        "_sends_parts", "_step",
+    )  # fmt: skip
 
     def __init__(self, step: ExchangeStep, communicator: Communicator, kind: str) -> None:
         self._step = step
@@ -180,6 +203,16 @@ class Messages:
         rounds = max(step.rounds, _count_rounds_of_step(step, communicator) if kind == "cpu" else 1)
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
         self._sends_parts = kind == "cpu" and communicator.sends_parts
+        self._near: list[_Take] = []
+        """What is read in place, and not reduced, of several rounds in one."""
+        if rounds > 1 and step.reduce is None:
+            takes = step.receives(communicator.ranks[communicator.rank])
+            near = [one for one in takes if reached[index[one.peers[0]]]]
+            self._near = [_take(one, index, reached, [0] * len(reached)) for one in near]
+        nowhere: list[Rooms] = [[None, None]] * rounds
+        self._nowhere = 0 if step.reduce is None else rounds - 1, nowhere
+        self._rooms: tuple[int, list[Rooms]] | None = None
+        """After which round to read in place, and where messages lie if the block is free."""
         # Everybody sends its whole block to everybody: nothing to pack.
         self._gathers = (
             isinstance(step, AllGatherStep)
@@ -191,6 +224,7 @@ class Messages:
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
         step = self._step
         rank = self._communicator.ranks[self._communicator.rank]
+
         leaving: list[list[Box]] = [[] for _ in reached]
         arriving: list[list[Box]] = [[] for _ in reached]
         # Rounds that a caller has asked for are of equal parts, which its bound counts with.
@@ -199,6 +233,8 @@ class Messages:
         given, takes = step.sends(rank, whole), step.receives(rank, whole)
         if cuts:
             given, takes = slabs(given, part), slabs(takes, part)
+        if part != WHOLE and step.reduce is None:
+            takes = tuple([one for one in takes if not reached[index[one.peers[0]]]])
         for transfer in given:
             peer = index[transfer.peers[0]]
             if not reached[peer]:
@@ -210,64 +246,78 @@ class Messages:
                     recv_counts[peer] += transfer.size
                     arriving[peer].append(transfer.dst_box)
         at = [sum(recv_counts[:peer]) for peer in range(len(reached))]
-        found = []
-        for transfer in takes:
-            peers = tuple(index[r] for r in transfer.peers)
-            offsets: list[int | None] = []
-            for peer in peers:
-                offsets.append(None if reached[peer] else at[peer])
-                at[peer] += transfer.size
-            found.append(
-                _Take(
-                    peers,
-                    tuple(offsets),
-                    region(transfer.src_box),
-                    boxes.shape(transfer.src_box),
-                    region(transfer.dst_box),
-                )
-            )
+        found = [_take(one, index, reached, at) for one in takes]
         send_counts = [sum(map(boxes.volume, mine)) for mine in leaving]
         packed = [box for mine in leaving for box in mine]
         into = None if step.reduce is not None else _regions(arriving)
         return _Round(packed, _regions(leaving), into, send_counts, recv_counts, found)
 
-    def exchange(self, local: Buffer, out: Buffer, token: int, what: object) -> None:
+    def exchange(
+        self, local: Buffer, out: Buffer, token: int, what: object, is_free: bool = False
+    ) -> None:
         """Fill ``out`` from the blocks that are read in place and from what the others send.
 
-        ``token`` and ``what`` are as in ``Communicator.views``.
+        ``token`` and ``what`` are as in ``Communicator.views``. ``local`` may be overwritten if it
+        is free.
         """
         if self._gathers:
             self._gather(local, out, token, what)
             return
-        received = [self._send(local, out, self._rounds[0], token, what)]
-        if not self._reaches_some:
-            blocks: list[Any] = [None] * self._communicator.size
-            blocks[self._communicator.rank] = local
-            self._finish(local, received, blocks, out, token, what)
-            return
-        with self._communicator.views(local, token, what, agreed=True) as views:
-            self._finish(local, received, views, out, token, what)
+        blocks: list[Any] = [None] * self._communicator.size
+        blocks[self._communicator.rank] = local
+        last, rooms = self._find_rooms(local, out) if is_free else self._nowhere
+        with ExitStack() as views:
+            for i, current in enumerate(self._rounds):
+                received = self._send(local, out, current, token, what, rooms[i])
+                if not i and self._reaches_some:
+                    near = self._communicator.views(local, token, what, agreed=True)
+                    blocks = views.enter_context(near)
+                self._unpack(current.takes, received, blocks, out)
+                del received  # the next round may have its memory
+                if i == last:
+                    self._unpack(self._near, None, blocks, out)
+                    views.close()
 
-    def _finish(
-        self,
-        local: Buffer,
-        received: list[Buffer | None],
-        blocks: Sequence[Buffer],
-        out: Buffer,
-        token: int,
-        what: object,
-    ) -> None:
-        """Unpack the first round, and carry out the others.
+    def _find_rooms(self, local: Buffer, out: Buffer) -> tuple[int, list[Rooms]]:
+        """Return after which round to read in place, and where the messages of each round lie.
 
-        What is received leaves its list, so that the next round may have its memory.
+        That is in the blocks, where these are in host memory and in C order.
         """
-        for i, current in enumerate(self._rounds):
-            if i:
-                received.append(self._send(local, out, current, token, what))
-            self._unpack(current.takes, received.pop(), blocks, out)
+        step, communicator = self._step, self._communicator
+        if not _backend.is_numpy(local) or not local.flags.c_contiguous or step.reduce is not None:
+            return self._nowhere
+        if self._rooms is None:
+            ranks, reached = communicator.ranks, communicator.reached()
+            ends = step.sends(ranks[communicator.rank]), step.receives(ranks[communicator.rank])
+            given, taken = [
+                [one for one in end if reached[ranks.index(one.peers[0])]] for end in ends
+            ]
+            near = (
+                [span_of(local[region(one.src_box)], local) for one in given],
+                [span_of(out[region(one.dst_box)], out) for one in taken],
+            )
+            rounds = [
+                (
+                    [span_of(local[region(box)], local) for box in each.packed],
+                    [span_of(out[one.target], out) for one in each.takes if one.offsets != (None,)],
+                )
+                for each in self._rounds
+            ]
+            counts = [(sum(each.send_counts), sum(each.recv_counts)) for each in self._rounds]
+            # Ranks that read each other's blocks do so at one time; others choose.
+            lasts = (0,) if self._reaches_some else (0, len(rounds) - 1)
+            found = [(k, find_rooms((local, out), rounds, near, k, counts)) for k in lasts]
+            self._rooms = min(found, key=lambda one: sum(rooms.count(None) for rooms in one[1]))
+        return self._rooms
 
     def _send(
-        self, local: Buffer, out: Buffer, current: _Round, token: int, what: object
+        self,
+        local: Buffer,
+        out: Buffer,
+        current: _Round,
+        token: int,
+        what: object,
+        rooms: Rooms,
     ) -> Buffer | None:
         """Send the messages of a round, and return what comes; None where it is in its place."""
         packed, leaving, arriving, send_counts, recv_counts, _ = current
@@ -283,13 +333,15 @@ class Messages:
             lambda send: pack(local, packed, send, total=local.nbytes),
             token,
             what,
+            buffers((local, out), rooms),
         )
 
     def _unpack(
         self, takes: list[_Take], recv: Buffer | None, blocks: Sequence[Buffer], out: Buffer
     ) -> None:
         op = self._step.reduce
-        found = []
+        come: list[tuple[Buffer, list[Buffer]]] = []
+        read: list[tuple[Buffer, list[Buffer]]] = []
         for peers, offsets, source, extents, target in takes:
             if recv is None and offsets[0] is not None:
                 continue
@@ -300,11 +352,12 @@ class Messages:
                 else recv[at : at + size].reshape(extents)
                 for peer, at in zip(peers, offsets, strict=True)
             ]
-            found.append((out[target], pieces))
-        if op is None:
+            (read if offsets[0] is None else come).append((out[target], pieces))
+        if op is not None:
+            reduce_boxes([*come, *read], op, total=out.nbytes)
+            return
+        for found in come, read:  # what has come may lie where the rest belongs
             copy_boxes([(dst, pieces[0]) for dst, pieces in found], total=out.nbytes)
-        else:
-            reduce_boxes(found, op, total=out.nbytes)
 
     def _gather(self, local: Buffer, out: Buffer, token: int, what: object) -> None:
         """Gather whole blocks, straight into the result where they lie there one after another."""
@@ -351,15 +404,28 @@ def exchange_views(
     token: int,
     what: object,
     rounds: int = 1,
+    free: tuple[Buffer, Sequence[Buffer]] | None = None,
 ) -> None:
     """Send parts of blocks to their ranks, and fill others with what comes (collective).
 
     ``block`` tells the device and the dtype of all, and of how many bytes they are parts. ``token``
-    and ``what`` are as in ``Communicator.views``, ``rounds`` the same on all ranks.
+    and ``what`` are as in ``Communicator.views``, ``rounds`` the same on all ranks. Of a block that
+    may be overwritten ``free`` is the one that is filled, and what of the block is needed later.
     """
-    for k in range(rounds):
-        ends = _slabs(leaving, k, rounds), _slabs(arriving, k, rounds)
-        _exchange_round(communicator, *ends, block, token, what)
+    ends = [(_slabs(leaving, k, rounds), _slabs(arriving, k, rounds)) for k in range(rounds)]
+    rooms: list[list[Buffer | None]] = [[None, None]] * rounds
+    if free is not None and _backend.is_numpy(block) and block.flags.c_contiguous:
+        out, kept = free
+        spans = [
+            ([span_of(view, block) for _, view in sent], [span_of(view, out) for _, view in filled])
+            for sent, filled in ends
+        ]
+        counts = [(sum(v.size for _, v in a), sum(v.size for _, v in b)) for a, b in ends]
+        near = [span_of(view, block) for view in kept]
+        found = find_rooms((block, out), spans, (near, []), rounds, counts)
+        rooms = [buffers((block, out), one) for one in found]
+    for both, room in zip(ends, rooms, strict=True):
+        _exchange_round(communicator, *both, block, token, what, room)
 
 
 def _slabs(views: Sequence[View], k: int, rounds: int) -> Sequence[View]:
@@ -380,6 +446,7 @@ def _exchange_round(
     block: Buffer,
     token: int,
     what: object,
+    rooms: Sequence[Buffer | None],
 ) -> None:
     size = communicator.size
     parts = into = None
@@ -395,7 +462,7 @@ def _exchange_round(
         copy_boxes(list(_parts(send, leaving, send_counts)), total=block.nbytes)
 
     ends = (parts, send_counts), (into, recv_counts)
-    recv = _exchange(communicator, block, *ends, pack_into, token, what)
+    recv = _exchange(communicator, block, *ends, pack_into, token, what, rooms)
     if recv is not None:
         packed = _parts(recv, arriving, recv_counts)
         copy_boxes([(view, part) for part, view in packed], total=block.nbytes)

@@ -149,16 +149,24 @@ def slabs(transfers: Iterable[Transfer], part: Part) -> tuple[Transfer, ...]:
 
 
 def slab(box: Box, part: Part) -> list[Box]:
-    """Return one part of a box, along the first axis of which each part gets some."""
+    """Return one part of a box: of its first axis, or where that is short of one of its items.
+
+    None is longer than the first, so that where that has left there is room for another.
+    """
     index, count = part
-    if count == 1:
-        return [box]
+    before: Box = ()
     for axis, (start, stop) in enumerate(box):
         n = stop - start
         if n >= count:
-            piece = (start + index * n // count, start + (index + 1) * n // count)
-            return [(*box[:axis], piece, *box[axis + 1 :])]
-    return cut(box, part)
+            piece = (start - -index * n // count, start - -(index + 1) * n // count)
+            return [(*before, piece, *box[axis + 1 :])]
+        if not n:
+            return []
+        item = ((index + 1) * n - 1) // count
+        first = item * count // n
+        index, count = index - first, (item + 1) * count // n - first
+        before = (*before, (start + item, start + item + 1))
+    return [] if index else [before]
 
 
 def count_received(src: Layout, dst: Layout, rank: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distarray.layout import AbstractMesh, Layout, Partial, Replicate, Shard
 from distarray.redistribute import plan
-from distarray.redistribute._schedule import cut
+from distarray.redistribute._schedule import cut, slab
 from distarray.redistribute._steps import AllReduceStep, ExchangeStep
 from tests.redistribute.strategies import moves
 
@@ -38,6 +38,26 @@ def test_parts_follow_one_another_in_c_order_and_are_equal(box, count):
         seen += [int(v) for piece in found for v in piece.ravel()]
     assert seen == list(range(values.size))
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(boxes, st.integers(1, 30))
+@settings(max_examples=100)
+def test_slabs_tile_a_box_and_none_is_longer_than_the_first(box, count):
+    seen = np.zeros([stop for _, stop in box], int)
+    parts = [slab(box, (index, count)) for index in range(count)]
+    for part in parts:
+        assert len(part) <= 1
+        for one in part:
+            seen[(*[slice(*ends) for ends in one], ...)] += 1
+    assert seen.sum() == prod(stop - start for start, stop in box)
+    assert seen.max(initial=0) <= 1
+    sizes = [sum(prod(b - a for a, b in one) for one in part) for part in parts]
+    assert max(sizes) == sizes[0]
+
+
+def test_slabs_of_short_axes_are_of_the_next_one():
+    parts = [slab(((0, 2), (0, 6), (0, 5)), (index, 4)) for index in range(4)]
+    assert parts == [[((i, i + 1), (at, at + 3), (0, 5))] for i in range(2) for at in (0, 3)]
 
 
 def test_parts_of_whole_rows_are_one_box():

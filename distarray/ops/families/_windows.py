@@ -126,11 +126,16 @@ class Exchange:
 
 
 def run_exchange(
-    exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer] | None = None
+    exchange: Exchange,
+    block: Buffer,
+    out: Buffer,
+    targets: Sequence[Buffer] | None = None,
+    is_free: bool = False,
 ) -> Buffer:
     """Fill `out` from the blocks of all processes and return it (collective).
 
-    `targets` are its windows of what is received, where they are known.
+    `targets` are its windows of what is received, where they are known. A `block` that is free may
+    be overwritten.
     """
     if targets is None:
         targets = target_views(exchange, out)
@@ -139,11 +144,11 @@ def run_exchange(
         _copy(exchange.receives, targets, [block], out)
         return out
     if not recording():
-        _carry(exchange, block, out, targets)
+        _carry(exchange, block, out, targets, is_free)
         return out
     started = perf_counter()
     with pause_logs():
-        _carry(exchange, block, out, targets)
+        _carry(exchange, block, out, targets, is_free)
     own = communicator.rank
     pairs = zip(exchange.receives, targets, strict=True)
     nbytes = sum(target.nbytes for pair, target in pairs if pair.peer != own)
@@ -163,7 +168,9 @@ def target_views(exchange: Exchange, out: Buffer) -> list[Buffer]:
     return [pair.target.of(out) for pair in exchange.receives]
 
 
-def _carry(exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer]) -> None:
+def _carry(
+    exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer], is_free: bool
+) -> None:
     small = exchange.small(block.dtype) if block.__class__ is np.ndarray else None
     if small is not None:
         told = small.exchange_one(block, exchange.token, exchange.what)
@@ -176,7 +183,7 @@ def _carry(exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buf
     kind = _backend.kind_of(_backend.device_of(block))
     far = exchange.far(kind)
     if far is not None:
-        _through_the_wire(exchange, far, block, targets)
+        _through_the_wire(exchange, far, block, targets, out if is_free else None)
         if not communicator.reaches_some(kind):
             blocks = [None] * communicator.size
             blocks[communicator.rank] = block
@@ -200,15 +207,19 @@ def _copy(
 
 
 def _through_the_wire(
-    exchange: Exchange, far: set[int], block: Buffer, targets: Sequence[Buffer]
+    exchange: Exchange, far: set[int], block: Buffer, targets: Sequence[Buffer], out: Buffer | None
 ) -> None:
-    """Exchange the windows of processes whose blocks cannot be read in place, packed."""
+    """Exchange the windows of processes whose blocks cannot be read in place, packed.
+
+    Where messages may lie in the block, and in the one that is filled, that is `out`.
+    """
     leaving = [(pair.peer, pair.source.of(block)) for pair in exchange.sends if pair.peer in far]
     arriving = [
         (pair.peer, target)
         for pair, target in zip(exchange.receives, targets, strict=True)
         if pair.peer in far
     ]
+    kept = [pair.source.of(block) for pair in exchange.sends if pair.peer not in far]
     exchange_views(
         exchange.communicator,
         leaving,
@@ -217,6 +228,7 @@ def _through_the_wire(
         exchange.token,
         exchange.what,
         exchange.count_rounds(block),
+        None if out is None else (out, kept),
     )
 
 
