@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from distarray.comm.kernels import address_of
-
 Span = tuple[int, int]
 """The first of some items of a block, in C order, and what follows the last."""
 
@@ -28,7 +26,7 @@ def span_of(view: np.ndarray, block: np.ndarray) -> Span:
     if not view.size:
         return 0, 0
     steps = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
-    start = stop = address_of(view) - address_of(block)
+    start = stop = view.ctypes.data - block.ctypes.data
     start += sum([step for step in steps if step < 0])
     stop += sum([step for step in steps if step > 0]) + view.itemsize
     return start // view.itemsize, stop // view.itemsize
