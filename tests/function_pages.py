@@ -111,6 +111,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "kron": lambda x: da.kron(x, x[:2, :2]),
     "outer": lambda x: da.outer(x[0], x[1]),
     "linalg.cho_solve": lambda x: da.linalg.cho_solve((x, True), x),
+    "linalg.lu_solve": lambda x: da.linalg.lu_solve((x, da.arange(x.shape[0])), x),
     "linalg.outer": lambda x: da.linalg.outer(x[0], x[1]),
     "linalg.matrix_power": lambda x: da.linalg.matrix_power(x, 2),
     "linalg.multi_dot": lambda x: da.linalg.multi_dot([x, x, x]),

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts
-from distarray.core import Call, Layouts, Op, Step, dtypes_of
+from distarray.core import Call, Layouts, Op, Step, dtypes_of, warn
 from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.linalg._kernels import (
     eliminate_panel,
@@ -62,13 +62,21 @@ class Elimination:
         Of the right-hand sides, or of none: overwritten as well.
     number, what
         What the ranks must agree on, as in `Communicator.views`.
+    keeps
+        Whether to keep the lower triangle as well, and to go on past pivots of 0, as LAPACK does.
     """
 
     def __init__(
-        self, grid: Grid, tiles: np.ndarray, right: np.ndarray, number: int, what: object
+        self,
+        grid: Grid,
+        tiles: np.ndarray,
+        right: np.ndarray,
+        number: int,
+        what: object,
+        keeps: bool = False,
     ) -> None:
         self._grid, self._tiles, self._right = grid, tiles, right
-        self._number, self._what = number, what
+        self._number, self._what, self._keeps = number, what, keeps
         self._steps: list[_Pivots] = []
         height = len(tiles)
         turn, at = np.divmod(np.arange(height), grid.width)
@@ -78,13 +86,26 @@ class Elimination:
 
     def run(self) -> bool:
         """Eliminate all columns; false, on all processes, where a pivot is 0."""
-        return all(self._eliminate(k) for k in range(self._grid.count))
+        is_regular = True
+        for k in range(self._grid.count):
+            is_regular &= self._eliminate(k)
+            if not (is_regular or self._keeps):
+                break
+        return is_regular
+
+    def triangles(self) -> np.ndarray:
+        """Return the tiles of both triangles, with rows where those of the matrix were."""
+        return self._tiles[self._places]
+
+    def order(self) -> np.ndarray:
+        """Return the rows of the matrix in the order in which they were pivots."""
+        return np.concatenate([step.rows for step in self._steps])
 
     def determinant(self) -> tuple[Any, Any]:
         """Return the sign of the determinant and the logarithm of its absolute value."""
         diagonal = np.concatenate([step.triangles.diagonal() for step in self._steps])
         sign = np.prod(np.sign(diagonal * scales_of_tiny(diagonal)))
-        sign *= _parity(np.concatenate([step.rows for step in self._steps]))
+        sign *= _parity(self.order())
         return sign.astype(diagonal.dtype), np.log(abs(diagonal)).sum()
 
     def substitute(self) -> np.ndarray:
@@ -108,10 +129,13 @@ class Elimination:
         grid = self._grid
         step, panel = self._choose_pivots(k)
         self._steps.append(step)
-        if not step.triangles.diagonal().all():
+        if not self._goes_on(step.triangles):
             return False
         mine, used = step.by_row[grid.row], int(step.starts[grid.row])
         left = used + len(mine)
+        if self._keeps and grid.column == k % grid.columns:
+            own = grid.panel(self._tiles, k)
+            own[used:left], own[left:] = step.triangles[mine], panel[left:]
         rest = self._cut(self._tiles[:, grid.columns_before(k + 1) :]), self._cut(self._right)
         others = [part for both in zip(*rest, strict=True) for part in both]
         top = self._solve(others, step, True, k)
@@ -119,7 +143,11 @@ class Elimination:
         for part, values in zip(others, top, strict=True):
             part[used:left] = values[mine]
             subtract_product(part[left:], below, values)
-        return True
+        return bool(step.triangles.diagonal().all())
+
+    def _goes_on(self, triangles: np.ndarray) -> bool:
+        """Tell whether pivots let an elimination go on."""
+        return self._keeps or bool(triangles.diagonal().all())
 
     def _cut(self, x: np.ndarray) -> list[np.ndarray]:
         """Return a part of the columns for each row of the grid."""
@@ -134,6 +162,8 @@ class Elimination:
         told, rows = np.zeros((width, width), self._tiles.dtype), np.zeros(width, np.int64)
         starts, used = self._used.copy(), int(self._used[grid.row])
         parts = [self._tiles[:, grid.columns_before(k + 1) :], self._right]
+        if self._keeps:
+            parts.append(self._tiles[:, : grid.columns_before(k)])
         strips = [slice(at, min(at + STRIP, width)) for at in range(0, width, STRIP)]
         has_panel = grid.column == k % grid.columns
         panel = grid.panel(self._tiles, k)
@@ -142,13 +172,13 @@ class Elimination:
             panel[used:] = whole[used:]
             for strip in strips:
                 self._choose_rows(panel, strip, k % grid.rows, told, rows)
-                if not told[strip, strip].diagonal().all():
+                if not self._goes_on(told[strip, strip]):
                     break
                 self._bring_forward(rows[strip], panel, *parts)
                 self._eliminate_strip(panel, strip, told)
         grid.across.broadcast(told, k % grid.columns)
         grid.across.broadcast(rows, k % grid.columns)
-        if not has_panel and told.diagonal().all():
+        if not has_panel and self._goes_on(told):
             for strip in strips:
                 self._bring_forward(rows[strip], *parts)
         owners = rows // width % grid.rows
@@ -169,6 +199,9 @@ class Elimination:
         grid.down.gather(panel[used:][chosen], values, [*(offers * len(told))], root)
         grid.down.gather(self._rows[used:][chosen], names, [*offers], root)
         if values is not None and names is not None:
+            if self._keeps:  # rows that fill up the last turn are no pivots of other columns
+                last = np.argsort(names >= grid.length, kind="stable")
+                values, names = values[last], names[last]
             triangles, order = eliminate_panel(values[:, strip])
             told[strip], rows[strip] = values[order[:width]], names[order[:width]]
             told[strip, strip] = triangles[:width]
@@ -179,8 +212,11 @@ class Elimination:
     def _eliminate_strip(self, panel: np.ndarray, strip: slice, told: np.ndarray) -> None:
         """Eliminate a strip of the rows that are left, and update the rest of their panel."""
         left = panel[self._used[self._grid.row] :]
-        below = left[:, strip]
-        solve_triangle(told[strip, strip].T, below.T, lower=True)
+        below, corner = left[:, strip], told[strip, strip]
+        is_zero = corner.diagonal() == 0
+        if is_zero.any():  # with nothing below, but for rounding
+            corner, below[:, is_zero] = np.where(is_zero, np.diag(is_zero), corner), 0
+        solve_triangle(corner.T, below.T, lower=True)
         rest = slice(strip.stop, None)
         subtract_product(left[:, rest], below, told[strip, rest])
 
@@ -261,6 +297,21 @@ def _parity(order: np.ndarray) -> int:
     return parity
 
 
+def interchanges(order: np.ndarray) -> np.ndarray:
+    """Return with which row each is interchanged, one after another, for rows to be in an order."""
+    rows = [*range(len(order))]
+    places, found = rows.copy(), rows.copy()
+    for k, row in enumerate(order.tolist()):
+        found[k], other = places[row], rows[k]
+        rows[places[row]], places[other] = other, places[row]
+    return np.array(found, np.int32)
+
+
+def warn_of_singular() -> None:
+    """Say that factors are of no use to solve with."""
+    warn("lu_factor: a pivot is exactly 0; the matrix is singular", RuntimeWarning)
+
+
 # --- operations ----------------------------------------------------------------------------------
 
 
@@ -269,6 +320,8 @@ def _spec(op: Op, call: Call) -> Layouts:
     grid = Grid(source, width)
     columns = grid.count * width
     sends, inputs = [*grid.sent(columns, width)], [grid.row_layout(source)]
+    if op is tile_factor:
+        return Layouts((*inputs,), source, (*sends, (inputs[0], source, True)))
     if op is tile_slogdet:
         whole = Layout(source.mesh, [Replicate()] * source.mesh.ndim, ())
         return Layouts((*inputs,), whole, (*sends,))
@@ -317,7 +370,7 @@ def _bind(step: Step) -> Callable[..., Any]:
         device = _backend.device_of(block)
         tiles = grid.deal(_backend.to_host(block), square, width, dtype)
         grid.set_diagonal(tiles, grid.length)
-        if step.op is tile_slogdet:
+        if step.op in (tile_slogdet, tile_factor):
             right, each = tiles[:, :0], width
         elif step.op is tile_inv:
             right, each = grid.identity(square, dtype), width
@@ -325,25 +378,42 @@ def _bind(step: Step) -> Callable[..., Any]:
             columns = rows.shape[1]
             each = right_width(grid, columns)
             right = grid.deal(_backend.to_host(others[0]), columns, each, dtype)
-        elimination = Elimination(grid, tiles, right, number, step)
+        keeps = step.op is tile_factor
+        elimination = Elimination(grid, tiles, right, number, step, keeps)
         with np.errstate(all="ignore"):  # as in LAPACK
             is_regular = elimination.run()
             if step.op is tile_slogdet:
                 found = elimination.determinant() if is_regular else (0, -np.inf)
                 pairs = zip(found, step.result, strict=True)
                 return tuple(_backend.asarray(np.asarray(*pair), device) for pair in pairs)
-            if not is_regular:
+            if keeps and not is_regular:
+                warn_of_singular()
+            elif not is_regular:
                 raise LinAlgError(f"{step.op.name}: Singular matrix")
-            solutions = [elimination.substitute()]
+            order = elimination.order()[: grid.length] if keeps else None
+            solutions = [elimination.triangles() if keeps else elimination.substitute()]
             del elimination, tiles, right  # before room is made for blocks
             solution = grid.collect(solutions.pop(), each, rows)
-        return redistribute_local(_backend.asarray(solution, device), rows, output)
+        moved = redistribute_local(_backend.asarray(solution, device), rows, output)
+        if order is None:
+            return moved
+        return moved, *[_backend.asarray(one, device) for one in (order, interchanges(order))]
 
     return function
 
 
 def _outputs(step: Step) -> tuple[Layout, ...]:
     return step.partial, step.partial
+
+
+def _outputs_of_factors(step: Step) -> tuple[Layout, ...]:
+    mesh = step.output.mesh
+    whole = Layout(mesh, [Replicate()] * mesh.ndim, step.output.shape[:1])
+    return step.output, whole, whole
+
+
+def _rows_and_orders(block: np.ndarray) -> tuple[Any, ...]:
+    return np.linalg.inv(block), np.empty(0, np.int64), np.empty(0, np.int32)  # as for dtypes
 
 
 def _sign_and_logarithm(block: np.ndarray) -> tuple[Any, ...]:
@@ -355,4 +425,10 @@ tile_inv = Op("inv", np.linalg.inv, _spec, dtypes=_dtypes, bind=_bind)
 tile_slogdet = Op(
     "slogdet", _sign_and_logarithm, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs
 )
-"""Their static argument is the width of a tile; matrices are square, and have the same rows."""
+tile_factor = Op(
+    "lu_factor", _rows_and_orders, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs_of_factors
+)
+"""Their static argument is the width of a tile; matrices are square, and have the same rows.
+
+Of `tile_factor` rows are where those of the matrix were, beside the order of the pivots and the
+interchanges that lead to it."""

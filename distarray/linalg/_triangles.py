@@ -42,7 +42,9 @@ _TRANSPOSED: Final = {0: 0, 1: 1, 2: 2, "N": 0, "T": 1, "C": 2}
 """What SciPy takes for `trans`."""
 
 
-def _solve(a: np.ndarray, b: np.ndarray, *, lower: bool, unit_diagonal: bool) -> np.ndarray:
+def solve_triangles(
+    a: np.ndarray, b: np.ndarray, *, lower: bool, unit_diagonal: bool
+) -> np.ndarray:
     """Solve for batches of triangles in one process."""
     if not (a.size and b.size):
         return np.linalg.solve(a, b)  # which knows dtypes and shapes
@@ -58,7 +60,7 @@ def _solve(a: np.ndarray, b: np.ndarray, *, lower: bool, unit_diagonal: bool) ->
     return x
 
 
-_solve_whole = whole_axes("solve_triangular", _solve, fails=True)
+_solve_whole = whole_axes("solve_triangular", solve_triangles, fails=True)
 
 
 class _Tiled(NamedTuple):
@@ -181,12 +183,7 @@ def solve_triangular(
     """
     lower = check_flag("solve_triangular", "lower", lower)
     is_unit = check_flag("solve_triangular", "unit_diagonal", unit_diagonal)
-    try:
-        how = _TRANSPOSED[trans]
-    except (KeyError, TypeError):
-        raise ArgumentError(
-            f"solve_triangular got trans={describe(trans)}; it is one of 0, 1, 2, 'N', 'T', 'C'"
-        ) from None
+    how = read_trans("solve_triangular", trans)
     a, b = normalize_operands("solve_triangular", (a, b))
     if getattr(b, "ndim", 0) == 1:
         b = b[:, None]
@@ -198,6 +195,16 @@ def solve_triangular(
         return run(_solve_in_tiles, (a, b), _Tiled(lower, is_unit, _tiles.tile_width(a)))
     options = ("lower", lower), ("unit_diagonal", is_unit)
     return run(_solve_whole, (a, b), Axes("ij,ik->ik", options))
+
+
+def read_trans(name: str, trans: Any) -> int:
+    """Return 0, 1 or 2 for what SciPy takes for `trans`."""
+    try:
+        return _TRANSPOSED[trans]
+    except (KeyError, TypeError):
+        raise ArgumentError(
+            f"{name} got trans={describe(trans)}; it is one of 0, 1, 2, 'N', 'T', 'C'"
+        ) from None
 
 
 def cho_factor(a: Any, lower: bool = False) -> tuple[Any, bool]:

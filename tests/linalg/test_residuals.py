@@ -123,6 +123,11 @@ def test_solutions_have_small_residuals(name: str, dtype: Any, ranks: int) -> No
         found = np.asarray(da.linalg.solve(x, right))
         bound = 10 * SIZE * eps * size_of(value) * size_of(found)
         assert size_of(value @ found - right) <= bound * growth
+        factors = da.linalg.lu_factor(x)
+        for trans, matrix in enumerate((value, value.mT, value.mT.conj())):
+            found = np.asarray(da.linalg.lu_solve(factors, right, trans))
+            bound = 10 * SIZE * eps * size_of(value) * size_of(found)
+            assert size_of(matrix @ found - right) <= bound * growth
         sign, logarithm = da.linalg.slogdet(x)
         wanted = np.linalg.slogdet(value)
         if name in ("condition 1e0", "large", "small"):
@@ -190,6 +195,30 @@ SINGULAR = {
     * (np.arange(SIZE) != 28)[:, None],
     "ones": np.ones((SIZE, SIZE)),
 }
+
+
+@pytest.mark.parametrize("ranks", CUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*MATRICES, *SINGULAR])
+@pytest.mark.filterwarnings("ignore:lu_factor")
+def test_triangles_are_the_matrix_but_for_the_order_of_rows(
+    name: str, dtype: Any, ranks: int
+) -> None:
+    """Also where a pivot is 0: such a column has nothing left to eliminate."""
+    value = of_dtype(MATRICES[name](SIZE) if name in MATRICES else SINGULAR[name] + 0j, dtype)
+
+    def check(x: Any) -> None:
+        lu, pivots = map(np.asarray, da.linalg.lu_factor(x))
+        lower, upper = np.tril(lu, -1) + np.eye(SIZE, dtype=dtype), np.triu(lu)
+        assert abs(lower).max() <= 4
+        product = lower @ upper
+        for i in reversed(range(SIZE)):
+            product[[i, pivots[i]]] = product[[pivots[i], i]]
+        growth = max(size_of(upper) / max(size_of(value), 1e-30), 1)
+        allowed = 10 * SIZE * np.finfo(dtype).eps * size_of(value) * growth
+        assert size_of(product - value) <= allowed
+
+    on_ranks(ranks, value, check)
 
 
 @pytest.mark.parametrize("ranks", CUTS)

@@ -1,0 +1,195 @@
+"""Triangles of matrices with their rows interchanged, kept for many right-hand sides.
+
+Those of a matrix in tiles are what its elimination leaves (`_elimination`); its rows are brought to
+the order of the pivots afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distarray.core import (
+    BaseArray,
+    check_distributed,
+    describe,
+    normalize_operands,
+    register,
+    run,
+)
+from distarray.errors import ArgumentError
+from distarray.linalg import _tiles
+from distarray.linalg._elimination import interchanges, tile_factor, warn_of_singular
+from distarray.linalg._kernels import eliminate_panel
+from distarray.linalg._tiles import takes_tiles
+from distarray.linalg._triangles import read_trans, solve_triangles, solve_triangular
+from distarray.ops import Axes, argsort, take, whole_axes
+
+
+def _factor(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eliminate batches of matrices in one process."""
+    probe = np.linalg.inv(np.empty((0, *block.shape[-2:]), block.dtype))  # knows dtypes and shapes
+    lu, pivots = np.array(block, probe.dtype), np.empty(block.shape[:-1], np.int32)
+    with np.errstate(all="ignore"):  # as in LAPACK
+        for at in np.ndindex(lu.shape[:-2]):
+            lu[at], order = eliminate_panel(lu[at])
+            pivots[at] = interchanges(order)
+    if not lu.diagonal(axis1=-2, axis2=-1).all():
+        warn_of_singular()
+    return lu, pivots
+
+
+def _order(pivots: np.ndarray) -> np.ndarray:
+    """Return in which order interchanges bring rows, for batches."""
+    size = pivots.shape[-1]
+    if not ((pivots >= 0) & (pivots < size)).all():
+        raise np.linalg.LinAlgError("pivots are no rows of the matrix")
+    found = np.empty(pivots.shape, np.int64)
+    for at in np.ndindex(pivots.shape[:-1]):
+        rows = [*range(size)]
+        for k, row in enumerate(pivots[at].tolist()):
+            rows[k], rows[row] = rows[row], rows[k]
+        found[at] = rows
+    return found
+
+
+def _solve(lu: np.ndarray, pivots: np.ndarray, b: np.ndarray, *, trans: int) -> np.ndarray:
+    """Solve for batches of matrices in one process."""
+    rows = lu.shape[-2], pivots.shape[-1], b.shape[-2]
+    if len({*rows}) > 1:
+        raise ValueError(f"matrices, pivots and right-hand sides are of {rows} rows, not as many")
+    order = _order(pivots)
+    batch = np.broadcast_shapes(lu.shape[:-2], order.shape[:-1], b.shape[:-2])
+    b = np.broadcast_to(b, (*batch, *b.shape[-2:]))
+    if trans:
+        lu, order = np.matrix_transpose(lu.conj() if trans == 2 else lu), order.argsort(axis=-1)
+    order = np.broadcast_to(order, (*batch, order.shape[-1]))[..., None]
+    x = b if trans else np.take_along_axis(b, order, -2)
+    x = solve_triangles(lu, x, lower=True, unit_diagonal=not trans)
+    x = solve_triangles(lu, x, lower=False, unit_diagonal=bool(trans))
+    return np.take_along_axis(x, order, -2) if trans else x
+
+
+_factor_whole = whole_axes("lu_factor", _factor)
+_order_whole = whole_axes("lu_solve", _order, fails=True)
+_solve_whole = whole_axes("lu_solve", _solve, fails=True)
+
+
+def lu_factor(a: Any) -> tuple[Any, Any]:
+    """Return what `lu_solve` takes: triangles of square matrices with their rows interchanged.
+
+    Parameters
+    ----------
+    a : DistArray
+        Of shape (..., m, m).
+
+    Returns
+    -------
+    lu : DistArray
+        Of the shape of `a`, cut as `a` is: the upper triangle, and below it the lower one, whose
+        diagonal is 1.
+    piv : DistArray
+        Of shape (..., m), int32: row i was interchanged with row `piv[i]`, one after another.
+
+    Warns
+    -----
+    RuntimeWarning
+        If a pivot is 0, so that `lu_solve` will raise.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not square; on all processes.
+    ImplicitCommunicationError
+        If one of several matrices that are cut is larger than 128 MiB.
+
+    Notes
+    -----
+    Distribution: as for `inv`, without the identity. A single matrix of more than 8 MiB that is cut
+    is eliminated as by `solve` (CALU: Grigori, Demmel, Xiang 2011): on p processes each receives
+    about n^2 / sqrt(p) items of panels, its tiles twice, and its rows once more, in the order of
+    the pivots. Peak memory: four blocks, and two panels of 256 columns. Pivots may differ from
+    LAPACK's: those of a tournament may let items grow a little more.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> lu, piv = da.linalg.lu_factor(da.asarray([[1.0, 2.0], [4.0, 4.0]]))
+    >>> print(lu)
+    [[4.   4.  ]
+     [0.25 1.  ]]
+    >>> print(piv)
+    [1 1]
+    """
+    check_distributed("lu_factor", a)
+    if not takes_tiles(a):
+        lu, pivots = run(_factor_whole, (a,), Axes("ij->ij,i"))
+        return lu, pivots
+    rows, order, pivots = run(tile_factor, (a,), _tiles.tile_width(a))
+    return take(rows, order, axis=0), pivots
+
+
+def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
+    """Return the solutions x of `a @ x = b`, given what `lu_factor` makes of `a`.
+
+    Parameters
+    ----------
+    lu_and_piv : (DistArray, DistArray)
+        Triangles of shape (..., m, m), and with which rows rows were interchanged.
+    b : DistArray or array
+        Of shape (..., m, k), whose other axes broadcast with those of `a`, or (m,).
+    trans : {0, 1, 2, "N", "T", "C"}
+        Solve for `a`, for its transpose, or for its conjugate transpose.
+
+    Returns
+    -------
+    DistArray
+        As of `solve_triangular`.
+
+    Raises
+    ------
+    LinAlgError
+        If a pivot is 0, or `piv` are no rows; on all processes.
+    ArgumentError
+        If the first argument is no such pair, the shapes do not fit together, or there is no such
+        `trans`.
+
+    Notes
+    -----
+    Distribution: as for `solve_triangular`, twice; rows of `b` are brought to the order of the
+    pivots, or those of the result from it. Peak memory: six blocks, of the
+    larger operand.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> factors = da.linalg.lu_factor(da.asarray([[1.0, 2.0], [4.0, 4.0]]))
+    >>> print(da.linalg.lu_solve(factors, da.asarray([5.0, 12.0])))
+    [1. 2.]
+    """
+    try:
+        lu, pivots = lu_and_piv
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"lu_solve got {describe(lu_and_piv)}; it is what lu_factor returns, (lu, piv)"
+        ) from None
+    how = read_trans("lu_solve", trans)
+    lu, pivots, b = normalize_operands("lu_solve", (lu, pivots, b))
+    if getattr(pivots, "dtype", np.dtype(float)).kind not in "iu":
+        raise ArgumentError("lu_solve got a piv that is no array of integers; lu_factor returns it")
+    if getattr(b, "ndim", 0) == 1:
+        return lu_solve((lu, pivots), b[:, None], how)[..., 0]
+    if not (takes_tiles(lu) and getattr(b, "ndim", 0) == 2 and len(lu) == len(b) == len(pivots)):
+        return run(_solve_whole, (lu, pivots, b), Axes("ij,i,ik->ik", (("trans", how),)))
+    order = run(_order_whole, (pivots,), Axes("i->i"))
+    if how:
+        x = solve_triangular(lu, b, trans=how)
+        x = solve_triangular(lu, x, lower=True, unit_diagonal=True, trans=how)
+        return take(x, argsort(order), axis=0)
+    b = take(b, order, axis=0) if isinstance(b, BaseArray) else b[np.asarray(order)]
+    return solve_triangular(lu, solve_triangular(lu, b, lower=True, unit_diagonal=True))
+
+
+for _function in (lu_factor, lu_solve):
+    register(_function, room="linalg")

@@ -1,0 +1,184 @@
+"""Triangles of a matrix are kept, and serve right-hand sides that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distarray as da
+from distarray.comm import CommLog
+from distarray.errors import ArgumentError
+from distarray.layout import Replicate, Shard
+from distarray.linalg import _kernels, _tiles
+from distarray.testing import simulate
+from tests.array.strategies import on_ranks
+
+RANKS = 4
+HOW = {0: 0, "N": 0, 1: 1, "T": 1, 2: 2, "C": 2}
+
+
+@pytest.fixture(params=[0, 1 << 30], ids=["tiles", "whole"])
+def _least(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", request.param)
+    monkeypatch.setattr(_tiles, "WIDTH", 5)
+    monkeypatch.setattr(_kernels, "LEAF", 2)
+    yield
+    da.testing.reset()
+
+
+def draw(*shape: int, dtype: Any = np.float64, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    found = rng.normal(size=shape)
+    return (found + 1j * rng.normal(size=shape) if np.dtype(dtype).kind == "c" else found).astype(
+        dtype
+    )
+
+
+def turned(a: np.ndarray, trans: Any) -> np.ndarray:
+    return np.asarray((a, a.mT, a.mT.conj())[HOW[trans]])
+
+
+def is_solution(a: np.ndarray, x: np.ndarray, b: np.ndarray) -> bool:
+    scale = np.linalg.norm(a) * np.linalg.norm(x) * len(b) * np.finfo(x.dtype).eps
+    return bool(np.linalg.norm(a @ x - b) < 10 * scale)
+
+
+@pytest.mark.parametrize("trans", HOW)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+@pytest.mark.usefixtures("_least")
+def test_factors_solve_for_every_kind_of_right_hand_side(dtype: Any, trans: Any) -> None:
+    a = draw(23, 23, dtype=dtype)
+    rights = [draw(23, dtype=dtype, seed=1), draw(23, 2, dtype=dtype, seed=2)]
+    rights.append(draw(23, 0, dtype=dtype))
+
+    def program() -> None:
+        factors = da.linalg.lu_factor(da.asarray(a))
+        assert factors[0].placements == da.asarray(a).placements
+        assert factors[1].dtype == np.int32
+        for b in rights:
+            for given in (b, da.asarray(b)):
+                x = np.asarray(da.linalg.lu_solve(factors, given, trans))
+                assert (x.shape, x.dtype) == (b.shape, dtype)
+                assert not b.size or is_solution(turned(a, trans), x, b)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "placements"),
+    [
+        ((4,), [Shard(1)]),
+        ((2, 2), [Shard(1), Shard(0)]),
+        ((2, 2), [Replicate(), Shard(0)]),
+        ((2, 2), [Shard(0), Shard(0)]),
+    ],
+)
+@pytest.mark.usefixtures("_least")
+def test_any_layout_is_kept_by_the_triangles(
+    mesh_shape: tuple[int, ...], placements: list[da.Placement]
+) -> None:
+    a, b = draw(23, 23), draw(23, 3, seed=1)
+
+    def program() -> None:
+        mesh = da.init_device_mesh(mesh_shape)
+        x = da.distribute_array(a, mesh, placements, src=None)
+        parts = da.distribute_array(a / 4, mesh, [da.Partial()] * mesh.ndim, src=None)
+        for one in (x, parts):
+            factors = da.linalg.lu_factor(one)
+            assert is_solution(np.asarray(one), np.asarray(da.linalg.lu_solve(factors, b)), b)
+        assert da.linalg.lu_factor(x)[0].placements == tuple(placements)
+
+    simulate(RANKS, program)
+
+
+@pytest.mark.parametrize("trans", [0, 1, 2])
+def test_batches_broadcast_as_those_of_solve(trans: int) -> None:
+    a, b = draw(5, 1, 6, 6, dtype=np.complex128), draw(3, 6, 2, dtype=np.complex128, seed=1)
+    wanted = np.linalg.solve(turned(a, trans), b)
+
+    def program() -> None:
+        factors = da.linalg.lu_factor(da.asarray(a))
+        assert (factors[0].shape, factors[1].shape) == ((5, 1, 6, 6), (5, 1, 6))
+        x = da.linalg.lu_solve(factors, b, trans)
+        np.testing.assert_allclose(np.asarray(x), wanted, rtol=1e-11)
+
+    on_ranks(program)
+
+
+def test_factors_of_small_matrices_are_scipys() -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    a, b = draw(9, 9), draw(9, 2)
+    wanted = linalg.lu_factor(a)
+
+    def program() -> None:
+        for found, one in zip(da.linalg.lu_factor(da.asarray(a)), wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(found), one)
+        x = da.linalg.lu_solve(wanted, da.asarray(b))
+        np.testing.assert_allclose(np.asarray(x), linalg.lu_solve(wanted, b))
+
+    on_ranks(program)
+
+
+@pytest.mark.usefixtures("_least")
+def test_a_pivot_of_0_is_a_warning_first_and_an_error_then() -> None:
+    a = np.eye(23) * (np.arange(23) != 17)
+    said: list[str] = []
+
+    def program() -> None:
+        x = da.asarray(a)
+        factors = da.linalg.lu_factor(x)
+        assert not np.asarray(factors[0]).diagonal().all()
+        with pytest.raises(da.linalg.LinAlgError, match="Singular") as error:
+            da.linalg.lu_solve(factors, np.ones(23))
+        said.append(str(error.value))
+
+    with pytest.warns(RuntimeWarning, match="singular"):
+        simulate(RANKS, program)
+    assert len(said) == RANKS
+    assert len(set(said)) == 1
+
+
+def test_no_process_receives_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(_tiles, "WIDTH", 16)
+    n = 256
+    a, b = draw(n, n), draw(n, 1)
+
+    def program() -> None:
+        x = da.distribute_array(a, da.init_device_mesh((RANKS,)), [Shard(0)], src=None)
+        with CommLog() as log:
+            factors = da.linalg.lu_factor(x)
+        block = x.to_local().nbytes
+        assert log.bytes() < 4 * block  # panels, tiles twice, and rows
+        with CommLog() as log:
+            da.linalg.lu_solve(factors, b)
+        assert log.bytes() < 4.5 * block  # panels and tiles, twice
+
+    simulate(RANKS, program)
+    da.testing.reset()
+
+
+def test_wrong_arguments_are_refused_on_every_rank() -> None:
+    def program() -> None:
+        factors = da.linalg.lu_factor(da.eye(4) * 2)
+        with pytest.raises(ArgumentError, match="lu_factor"):
+            da.linalg.lu_solve(factors[0][:3], da.ones(4))
+        with pytest.raises(ArgumentError, match="trans"):
+            da.linalg.lu_solve(factors, da.ones(4), trans=3)
+        with pytest.raises(ArgumentError, match="integers"):
+            da.linalg.lu_solve((factors[0], da.ones(4)), da.ones(4))
+        with pytest.raises(da.linalg.LinAlgError, match="rows"):
+            da.linalg.lu_solve((factors[0], factors[1] + 4), da.ones(4))
+        with pytest.raises(ArgumentError):
+            da.linalg.lu_solve((factors[0], factors[1][:3]), da.ones(4))
+        with pytest.raises((ArgumentError, da.linalg.LinAlgError)):
+            da.linalg.lu_solve(factors, da.ones(5))
+        with pytest.raises(da.linalg.LinAlgError):
+            da.linalg.lu_factor(da.ones((4, 3)))
+        with pytest.raises(da.linalg.LinAlgError):
+            da.linalg.lu_factor(da.ones(4))
+
+    on_ranks(program)
