@@ -92,6 +92,7 @@ def test_cut_line_agrees_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("norm", ["ortho", "forward"])
 def test_cut_line_is_scaled_in_its_own_precision(norm: str) -> None:
     value = items(2, (13,), np.clongdouble)
