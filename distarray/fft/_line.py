@@ -308,7 +308,7 @@ class Chirp(_Line):
                 self.weigh(block, own)
             out = _memory.empty(self._first.local_shape(), block.dtype, device)
             out[(*lead, -1)] = 0  # its row may be filled in part
-            block = run_exchange(arrive, block, out, is_free=True)
+            block = run_exchange(arrive, block, out)
             del cropped
             out = _memory.empty(shape, block.dtype, device)
             twiddle = self.twiddles(

@@ -224,7 +224,6 @@ class Messages:
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
         step = self._step
         rank = self._communicator.ranks[self._communicator.rank]
-
         leaving: list[list[Box]] = [[] for _ in reached]
         arriving: list[list[Box]] = [[] for _ in reached]
         # Rounds that a caller has asked for are of equal parts, which its bound counts with.
@@ -287,11 +286,11 @@ class Messages:
         if not _backend.is_numpy(local) or not local.flags.c_contiguous or step.reduce is not None:
             return self._nowhere
         if self._rooms is None:
-            ranks, reached = communicator.ranks, communicator.reached()
-            ends = step.sends(ranks[communicator.rank]), step.receives(ranks[communicator.rank])
-            given, taken = [
-                [one for one in end if reached[ranks.index(one.peers[0])]] for end in ends
-            ]
+            pairs = zip(communicator.ranks, communicator.reached(), strict=True)
+            reached = {rank for rank, is_near in pairs if is_near}
+            rank = communicator.ranks[communicator.rank]
+            ends = step.sends(rank), step.receives(rank)
+            given, taken = [[one for one in end if one.peers[0] in reached] for end in ends]
             near = (
                 [span_of(local[region(one.src_box)], local) for one in given],
                 [span_of(out[region(one.dst_box)], out) for one in taken],
@@ -410,7 +409,8 @@ def exchange_views(
 
     ``block`` tells the device and the dtype of all, and of how many bytes they are parts. ``token``
     and ``what`` are as in ``Communicator.views``, ``rounds`` the same on all ranks. Of a block that
-    may be overwritten ``free`` is the one that is filled, and what of the block is needed later.
+    may be overwritten ``free`` is the one that is filled, all of it, and what of the old one is
+    needed later.
     """
     ends = [(_slabs(leaving, k, rounds), _slabs(arriving, k, rounds)) for k in range(rounds)]
     rooms: list[list[Buffer | None]] = [[None, None]] * rounds

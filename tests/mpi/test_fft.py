@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from distarray import testing
 from distarray.comm import CommLog, world
 from distarray.fft import _plan
 from distarray.layout import Shard
+from distarray.ops.families import _windows
+from distarray.redistribute import _execute, _messages
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
 
@@ -30,6 +34,36 @@ def test_lines_that_are_cut_give_numpys_results(monkeypatch: pytest.MonkeyPatch,
     assert np.allclose(da.fft.ifft(result).full_array(), value)
     assert np.allclose(da.fft.irfft(x).full_array(), np.fft.irfft(value))
     testing.reset()
+
+
+@pytest.mark.parametrize("per_node", ["1", "2"])
+def test_messages_in_rounds_may_lie_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, per_node: str
+) -> None:
+    from mpi4py import MPI
+
+    monkeypatch.setenv("DISTARRAY_RANKS_PER_NODE", per_node)
+    for module in (_execute, _windows):
+        monkeypatch.setattr(module, "are_small", lambda *_: False)
+    monkeypatch.setattr(_messages, "packed_at_a_time", lambda nbytes, ranks: nbytes // 7 + 1)
+    monkeypatch.setattr(_messages, "goes_as_it_lies", lambda array: False)
+    monkeypatch.setattr(_plan, "GATHERED_BYTES", 0)
+    testing.reset()
+    size, comm = world().size, MPI.COMM_WORLD.Dup()
+    rng = np.random.default_rng(5)
+    meshes = {(size,): 1} | ({(2, 2): 2} if size == 4 else {})
+    for grid, cuts in meshes.items():
+        mesh = da.DeviceMesh(np.arange(size).reshape(grid), comm=comm)
+        for shape in ((12, 13, 14), (3, 24, 10), (720,), (509,)):
+            value = rng.normal(size=shape) + 1j * rng.normal(size=shape)
+            for axes in permutations(range(len(shape)), cuts):
+                x = da.distribute_array(value, mesh, [Shard(axis) for axis in axes], src=None)
+                assert np.allclose(da.fft.fftn(x).full_array(), np.fft.fftn(value))
+                assert np.allclose(da.fft.irfftn(x).full_array(), np.fft.irfftn(value))
+                found = da.fft.rfftn(da.real(x)).full_array()
+                assert np.allclose(found, np.fft.rfftn(value.real))
+    testing.reset()
+    comm.Barrier()
 
 
 def test_slabs_and_pencils_go_there_and_back() -> None:

@@ -135,7 +135,7 @@ def run_exchange(
     """Fill `out` from the blocks of all processes and return it (collective).
 
     `targets` are its windows of what is received, where they are known. A `block` that is free may
-    be overwritten.
+    be overwritten, and all of `out` is filled.
     """
     if targets is None:
         targets = target_views(exchange, out)
