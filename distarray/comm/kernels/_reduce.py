@@ -12,9 +12,9 @@ from __future__ import annotations
 import platform
 from typing import Any, Final
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, registry
 from numba.extending import intrinsic
 
 from distarray.comm.kernels._intrinsics import LINE, fence, pointer_to, store
@@ -26,11 +26,12 @@ _UNROLL: Final = 4
 _FLOAT, _DOUBLE, _HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
-_CONVERTS_HALF: Final = platform.machine() not in {
-    "x86_64",
-    "AMD64",
-} or binding.get_host_cpu_features().get("f16c", False)
-"""Whether the processor converts float16; where not, the code would call a library for it."""
+_CONVERTS_HALF: Final = (
+    platform.machine() not in {"x86_64", "AMD64"}
+    or "+f16c" in registry.cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+)
+"""Whether the code, which may be for another processor than this (``NUMBA_CPU_NAME``), converts
+float16 by instructions that are named; where not, it would call a library for it."""
 
 ITEMSIZE: Final = {"bf16": 2} | {
     f"{kind}{size}": size

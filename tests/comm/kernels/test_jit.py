@@ -30,9 +30,19 @@ print("numba" in sys.modules)
 """
 
 
-def start(**environment: str) -> subprocess.Popen[str]:
+HALF_PROGRAM = """
+import numpy as np
+from distarray.comm import reduce_into
+source = (np.arange(1 << 17) % 1000).astype(np.float16)
+total = np.empty_like(source)
+reduce_into(total, [source, source], "sum")
+assert (total == source + source).all()
+"""
+
+
+def start(program: str = PROGRAM, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
+        [sys.executable, "-W", "error", "-c", program],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -64,6 +74,11 @@ def test_processes_with_a_cold_cache_leave_whole_files_and_mend_broken_ones(tmp_
     assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "True"
     assert len(kept(tmp_path)) == 2
     assert finish(start(NUMBA_CACHE_DIR=str(tmp_path))) == "False"
+
+
+def test_numpy_reduces_float16_where_kernels_are_for_processors_without_it(tmp_path: Path) -> None:
+    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}
+    finish(start(HALF_PROGRAM, **generic))
 
 
 def test_kernels_work_where_nothing_can_be_kept() -> None:
