@@ -3,8 +3,9 @@
 Products, diagonals and norms work on blocks and combine what these give. Factorizations, inverses,
 eigenvalues and what is made of them need whole matrices: a mesh axis that cuts matrices cuts a
 batch axis instead, for one exchange, and the result keeps that cut. A matrix that stands alone is
-collected on every process, up to 128 MiB; all compute the same, bit for bit on processors of one
-kind, and keep their part of it where the result has axes that were cut. `cholesky`, `qr`, `solve`,
+collected on every process, up to 128 MiB; all compute the same, and keep their part of it where the
+result has axes that were cut. They compare checksums, as processors of other kinds, and numbers of
+threads, round otherwise; where these differ, what the first has found is sent. `cholesky`, `qr`, `solve`,
 `solve_triangular`, `inv`, `det`, `slogdet` and `expm` collect 8 MiB at most, and work on larger
 matrices in tiles that are dealt out to all processes, or in products of blocks. `qr`, `svd` and
 what follows from them work on rows of tall matrices. `svd`, `eigh` and what follows from them

@@ -120,18 +120,21 @@ class Reflections:
         heights = [min(self._rows_of(row, k), count) for row in range(grid.rows)]
         sizes = [height * count for height in heights]
         stack = gather_parts(grid.down, r.reshape(-1), sizes, self._number + k, self._what)
-        inner, self._triangles[k] = np.linalg.qr(stack.reshape(-1, count))
         start = sum(heights[: grid.row])
-        reflector = q @ inner[start : start + len(r)]
-        told = np.empty((2, count, count), panel.dtype)  # V / sqrt(1 + C), and the turn -U V'
+        own = slice(start, start + len(r))
+        # One process factorizes for all: rounded otherwise, columns may be others. Then V / sqrt(1
+        # + C), and the turn -U V'.
+        told = np.empty((sum(heights) + 2 * count, count), panel.dtype)
+        inner, scaled, turn = np.split(told, (-2 * count, -count))
         if is_top:
-            u, cosines, vh = _decompose(reflector[:count])
+            inner[...], self._triangles[k] = np.linalg.qr(stack.reshape(-1, count))
+            u, cosines, vh = _decompose(q[:count] @ inner[own])
             scales = np.sqrt(1 + cosines)
-            told[0], told[1] = vh.conj().T / scales, -u @ vh
+            scaled[...], turn[...] = vh.conj().T / scales, -u @ vh
         grid.down.broadcast(told, k % grid.rows)
-        reflector = reflector @ told[0]
+        reflector = q @ inner[own] @ scaled
         if is_top:
-            self._turns[k] = told[1]
+            self._turns[k] = turn.copy()
             reflector[:count] = u * scales
         panel[...] = reflector
         return reflector

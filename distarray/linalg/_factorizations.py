@@ -104,8 +104,8 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     Notes
     -----
     Distribution: nothing is sent where no matrix is cut; else one all-to-all that cuts a batch axis
-    instead, or, of a single matrix up to 8 MiB, an all-gather. Peak memory: twice what a process
-    then has.
+    instead, or, of a single matrix up to 8 MiB, an all-gather. Processes with the same matrices
+    compare checksums of the results. Peak memory: twice what a process then has.
 
     A single matrix that is larger is factorized where it is distributed, in tiles of a block-cyclic
     distribution, right-looking (Choi, Dongarra et al. 1996): on p processes each receives about

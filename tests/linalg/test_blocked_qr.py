@@ -18,13 +18,14 @@ from distarray.layout import Shard
 from distarray.linalg import _tiles
 from tests.array.strategies import Case, cases, on_ranks
 
+WIDTH = 5
 DTYPES = (np.float64, np.float32, np.complex128, np.complex64, np.int32)
 
 
 @pytest.fixture(autouse=True)
 def _no_matrix_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(_tiles, "WIDTH", 5)
+    monkeypatch.setattr(_tiles, "WIDTH", WIDTH)
     yield
     da.testing.reset()
 
@@ -126,13 +127,15 @@ def test_bytes_are_of_the_order_of_a_matrix_by_the_root_of_the_ranks() -> None:
     def program() -> None:
         x = da.distribute_array(value, placements=[Shard(0)], src=None)
         # An eighth of a matrix comes as reflectors and a quarter as products, for each of the
-        # factors; and both of them and the matrix are dealt out, of which a quarter is there.
+        # factors; and both of them and the matrix are dealt out, of which a quarter is there. Of
+        # panels, half of which each process has rows of, it gets the triangles' columns.
         panels = size**2 * 8 * 3 / 8
+        inner = size / WIDTH / 2 * (2 * WIDTH**2 * 8)
         tiles = x.to_local().nbytes * 3 / 4
         for mode, factors in (("reduced", 2), ("r", 1)):
             with CommLog() as log:
                 da.linalg.qr(x, mode)
-            theory = factors * panels + (1 + factors) * tiles
+            theory = factors * panels + (1 + factors) * tiles + inner
             assert log.bytes() == pytest.approx(theory, rel=0.1)  # tiles are not shared evenly
             with (
                 CommLog() as log,
@@ -141,5 +144,26 @@ def test_bytes_are_of_the_order_of_a_matrix_by_the_root_of_the_ranks() -> None:
             ):
                 da.linalg.qr(x, mode)
             assert log.count() == 0
+
+    on_ranks(program)
+
+
+def test_factor_is_one_where_processes_round_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    qr = np.linalg.qr
+
+    def of_another_processor(x: Any, *mode: Any) -> Any:
+        if mode:
+            return qr(x, *mode)
+        q, r = qr(x)
+        sign = -1 if da.default_mesh().rank > 1 else 1
+        return q * sign, r * sign
+
+    monkeypatch.setattr(np.linalg, "qr", of_another_processor)
+    value = np.random.default_rng(1).normal(size=(43, 43))
+
+    def program() -> None:
+        q, r = da.linalg.qr(da.asarray(value))
+        np.testing.assert_allclose(np.asarray(q @ r), value, atol=1e-12)
+        np.testing.assert_allclose(np.asarray(q.T @ q), np.eye(43), atol=1e-12)
 
     on_ranks(program)

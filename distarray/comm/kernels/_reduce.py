@@ -26,10 +26,10 @@ _UNROLL: Final = 4
 _FLOAT, _DOUBLE, _HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
-_CONVERTS_HALF: Final = (
-    platform.machine() not in {"x86_64", "AMD64"}
-    or "+f16c" in registry.cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-)
+_CONVERTS_HALF: Final = platform.machine() not in {
+    "x86_64",
+    "AMD64",
+} or "+f16c" in registry.cpu_target.target_context.codegen().magic_tuple()[2].split(",")
 """Whether the code, which may be for another processor than this (``NUMBA_CPU_NAME``), converts
 float16 by instructions that are named; where not, it would call a library for it."""
 

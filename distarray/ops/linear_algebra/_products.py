@@ -36,7 +36,7 @@ from distarray.ops.manipulation._shape import moveaxis
 from distarray.ops.statistical._reductions import sum
 from distarray.typing import Buffer
 
-_cross = whole_axes("cross", np.cross)
+_cross = whole_axes("cross", np.cross, agreed=False)
 
 
 @register

@@ -4,16 +4,23 @@ Each process calls the function on the matrices that it has. Where a mesh axis c
 batch axis instead, one longer than 1, for one exchange; the result keeps that cut. Where there is
 no such axis, every process gets the matrix and computes the same; of the result it keeps its part
 along the axes that were cut. Such copies are made up to a size alone.
+
+Processes of other kinds, or whose BLAS has another number of threads, round otherwise: then
+eigenvalues have another order, repeated ones other vectors, and a matrix is singular or not. So
+those that have the same matrices compare checksums of what they find, and take what the first has
+found where these differ.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, all_gather_checked
 from distarray.core import Call, Letters, Op, Spec, Step, call_on_all, refusal_error
 from distarray.errors import ImplicitCommunicationError, ShapeError
 from distarray.errors import LinAlgError as OurLinAlgError
@@ -52,7 +59,9 @@ class Axes(NamedTuple):
         return self.subscripts.partition("->")[2].split(",")
 
 
-def whole_axes(name: str, function: Callable[..., Any], fails: bool = False) -> Op:
+def whole_axes(
+    name: str, function: Callable[..., Any], fails: bool = False, agreed: bool = True
+) -> Op:
     """Return an operation on whole axes; its static argument is an `Axes`.
 
     Parameters
@@ -64,8 +73,11 @@ def whole_axes(name: str, function: Callable[..., Any], fails: bool = False) -> 
         batches of no matrices.
     fails : bool
         Whether it may raise for values; then all processes do.
+    agreed : bool
+        Whether processes with the same matrices compare what they find. Not needed where each item
+        follows from a few operations that all processors round alike.
     """
-    bind = _bind_failing if fails else _bind
+    bind = _bind_failing if fails else _bind_agreed if agreed else _bind
     return Op(name, function, _spec, dtypes=_dtypes, bind=bind, work=_work, outputs=_outputs)
 
 
@@ -190,14 +202,28 @@ def _letter_cut(step: Step, axes: Axes, mesh_axis: int) -> str | None:
 
 
 def _bind(step: Step) -> Callable[..., Any]:
+    return _on_blocks(step, _function_of(step))
+
+
+def _bind_agreed(step: Step) -> Callable[..., Any]:
+    return _on_blocks(step, agree(_function_of(step), step.op.name, step.partial))
+
+
+def _bind_failing(step: Step) -> Callable[..., Any]:
+    return _on_blocks(step, raise_alike(_function_of(step), step.op.name, step.partial))
+
+
+def _function_of(step: Step) -> Callable[..., Any]:
     axes: Axes = step.call.static
-    function, options = step.op.local, dict(axes.options)
+    return partial(step.op.local, **dict(axes.options))
+
+
+def _on_blocks(step: Step, function: Callable[..., Any]) -> Callable[..., Any]:
     keys = [_own_part(step, layout) for layout in step.outputs]
 
     def call(*blocks: Any) -> Any:
         # NumPy's alone are the same on every host; blocks on GPUs go there and back.
-        results = function(*map(_backend.to_host, blocks), **options)
-        results = results if isinstance(results, tuple) else (results,)
+        results = _as_tuple(function(*map(_backend.to_host, blocks)))
         device = _backend.device_of(blocks[0])
         parts = [
             _backend.asarray(np.asarray(result) if key is None else result[key].copy(), device)
@@ -206,6 +232,10 @@ def _bind(step: Step) -> Callable[..., Any]:
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     return call
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _own_part(step: Step, layout: Layout) -> tuple[slice, ...] | None:
@@ -217,15 +247,61 @@ def _own_part(step: Step, layout: Layout) -> tuple[slice, ...] | None:
     return tuple(slice(*box[i]) if i in core else slice(None) for i in range(layout.ndim))
 
 
-def _bind_failing(step: Step) -> Callable[..., Any]:
-    return raise_alike(_bind(step), step.op.name, step.partial)
+def agree(function: Callable[..., Any], name: str, layout: Layout) -> Callable[..., Any]:
+    """Return a function that does what it does on the first process with the same matrices.
+
+    `layout` is that of the matrices, none of which is cut. What it may raise is a `LinAlgError`.
+    """
+    mesh: Any = layout.mesh
+    pairs = zip(mesh.axis_names, layout.placements, strict=True)
+    copied = tuple(axis for axis, placement in pairs if type(placement) is not Shard)
+    alike = mesh[copied] if copied and mesh.coordinate is not None else None
+    if alike is None or alike.size == 1:
+        return function
+
+    def call(*blocks: Any) -> Any:
+        found: list[np.ndarray] = []
+        told = all_gather_checked(alike, name, lambda: _attempt(function, blocks, found))
+        if all(one == told[0] for one in told):
+            if isinstance(told[0], str):
+                raise np.linalg.LinAlgError(told[0])
+        else:
+            found = _take_first(alike, told[0], found)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return call
+
+
+def _attempt(
+    function: Callable[..., Any], blocks: Sequence[Any], found: list[np.ndarray]
+) -> str | list[tuple[Shape, str, int]]:
+    """Add to `found`; return what tells the results from others, or the text of the error."""
+    try:
+        found += (np.asarray(one, order="C") for one in _as_tuple(function(*blocks)))
+    except np.linalg.LinAlgError as error:
+        return str(error)
+    return [(one.shape, one.dtype.str, zlib.crc32(one.reshape(-1).view("u1"))) for one in found]
+
+
+def _take_first(mesh: Any, told: Any, found: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the results of the first process of a mesh, or raise its error."""
+    if isinstance(told, str):
+        raise np.linalg.LinAlgError(told)
+    comm = mesh.communicator()
+    if comm.rank:
+        found = [np.empty(shape, dtype) for shape, dtype, _ in told]
+    for one in found:
+        comm.broadcast(one.reshape(-1))
+    return found
 
 
 def raise_alike(function: Callable[..., Any], name: str, layout: Layout) -> Callable[..., Any]:
     """Return a function that raises a `LinAlgError` on all processes if it does on one.
 
-    `layout` is that of the matrices, none of which is cut.
+    Of those with the same matrices the first decides; `layout` is that of the matrices, none of
+    which is cut.
     """
+    function = agree(function, name, layout)
 
     def attempt(*blocks: Any) -> Any:
         try:
@@ -233,7 +309,7 @@ def raise_alike(function: Callable[..., Any], name: str, layout: Layout) -> Call
         except np.linalg.LinAlgError as error:
             raise LinAlgError(f"{name}: {error}") from None
 
-    if layout.is_replicated:  # all processes compute the same, and fail alike
+    if layout.is_replicated:  # all processes fail alike
         return attempt
 
     def attempt_on_all(*blocks: Any) -> Any:
