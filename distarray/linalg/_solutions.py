@@ -94,8 +94,9 @@ def inv(x: Any, /) -> Any:
     -----
     Distribution: nothing is sent where no matrix is cut; else one all-to-all that cuts a batch axis
     instead, or, of a single matrix up to 8 MiB, an all-gather. Processes with the same matrices
-    compare checksums of the results. Peak memory: twice what a process then has. A single matrix that is larger is eliminated as by `solve`, beside the identity: on p
-    processes each receives about 7 n^2 / (2 sqrt(p)) items. Peak memory: six blocks.
+    compare checksums of the results. Peak memory: twice what a process then has. A single matrix
+    that is larger is eliminated as by `solve`, beside the identity: on p processes each receives
+    about 7 n^2 / (2 sqrt(p)) items. Peak memory: six blocks.
 
     Examples
     --------
