@@ -5,10 +5,10 @@ eigenvalues and what is made of them need whole matrices: a mesh axis that cuts 
 batch axis instead, for one exchange, and the result keeps that cut. A matrix that stands alone is
 collected on every process, up to 128 MiB; all compute the same, and keep their part of it where the
 result has axes that were cut. They compare checksums, as processors of other kinds, and numbers of
-threads, round otherwise; where these differ, what the first has found is sent. `cholesky`, `qr`, `solve`,
-`solve_triangular`, `inv`, `det`, `slogdet` and `expm` collect 8 MiB at most, and work on larger
-matrices in tiles that are dealt out to all processes, or in products of blocks. `qr`, `svd` and
-what follows from them work on rows of tall matrices. `svd`, `eigh` and what follows from them
+threads, round otherwise; where these differ, what the first has found is sent. `cholesky`, `qr`,
+`solve`, `solve_triangular`, `inv`, `det`, `slogdet` and `expm` collect 8 MiB at most, and work on
+larger matrices in tiles that are dealt out to all processes, or in products of blocks. `qr`, `svd`
+and what follows from them work on rows of tall matrices. `svd`, `eigh` and what follows from them
 divide matrices of more than 128 MiB until they are small. Under `communication("raise")` either is
 an error. Blocks on GPUs are factorized on the host. Solvers in the room `iterative` need of a
 matrix what it does to vectors.
