@@ -261,6 +261,7 @@ from distarray.ops.linear_algebra._products import (
 from distarray.ops.linear_algebra._whole_axes import REPLICATED_BYTES as REPLICATED_BYTES
 from distarray.ops.linear_algebra._whole_axes import Axes as Axes
 from distarray.ops.linear_algebra._whole_axes import LinAlgError as LinAlgError
+from distarray.ops.linear_algebra._whole_axes import agree as agree
 from distarray.ops.linear_algebra._whole_axes import raise_alike as raise_alike
 from distarray.ops.linear_algebra._whole_axes import whole_axes as whole_axes
 from distarray.ops.manipulation._bits import packbits, unpackbits

@@ -9,14 +9,16 @@ variates over their sum (chapter XI.4.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from distarray.core import BaseArray, normalize_shape, warn
+from distarray.comm import default_mesh
+from distarray.core import BaseArray, normalize_shape, replicated_layout, warn
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Placement
-from distarray.ops import LinAlgError, matmul
+from distarray.ops import LinAlgError, agree, matmul
 from distarray.random._continuous import gamma_parts
 from distarray.random._counts import binomial, hypergeometric
 from distarray.random._parameters import (
@@ -245,8 +247,8 @@ class Multivariate:
         -----
         Normal numbers times the transposed factor, by `matmul` with ``reproducible=True``: the same
         bits on any number of processes where the factor has. Of the numbers their sizes are sent,
-        which the product depends on. A plain `cov` is factorized by every process, a distributed
-        one as its function in `linalg` does.
+        which the product depends on. A plain `cov` is factorized by every process, and checksums of
+        the factor are compared; a distributed one as its function in `linalg` does.
 
         Examples
         --------
@@ -267,7 +269,14 @@ class Multivariate:
                 f"multivariate_normal of a mean of shape {mean.shape} and a covariance of shape "
                 f"{cov.shape}: these must be (d,) and (d, d)"
             )
-        factor, is_valid = _factor(cov, method, check_valid != "ignore", tol)
+        factorize = partial(_factor, method=method, checks=check_valid != "ignore", tol=tol)
+        if not isinstance(cov, BaseArray):  # columns of a factor may have another order or sign
+            whole = replicated_layout(mesh or default_mesh(), cov.shape)
+            factorize = agree(factorize, "multivariate_normal", whole)
+        try:
+            factor, is_valid = factorize(cov)
+        except np.linalg.LinAlgError as error:
+            raise LinAlgError(f"multivariate_normal(method={method!r}): {error}") from None
         if not is_valid:
             text = "the covariance is not symmetric and positive semidefinite"
             if check_valid == "raise":
@@ -376,15 +385,13 @@ def _factor(cov: Any, method: str, checks: bool, tol: float) -> tuple[Any, bool]
         try:
             return np.linalg.cholesky(cov), True
         except np.linalg.LinAlgError as error:
-            raise LinAlgError(
-                f"multivariate_normal(method='cholesky'): {error}; use method='svd' for a "
-                "covariance without full rank"
-            ) from None
+            text = f"{error}; use method='svd' for a covariance without full rank"
+            raise np.linalg.LinAlgError(text) from None
     if method == "eigh":
         values, vectors = np.linalg.eigh(cov)
         return vectors * np.sqrt(np.maximum(values, 0)), not checks or bool((values >= -tol).all())
     if not np.isfinite(cov).all():  # LAPACK may not return
-        raise LinAlgError("multivariate_normal(method='svd'): the covariance is not finite")
+        raise np.linalg.LinAlgError("the covariance is not finite")
     vectors, values, others = np.linalg.svd(cov)
     factor = vectors * np.sqrt(values)
     return factor, not checks or bool(np.allclose((others.T * values) @ others, cov, tol, tol))

@@ -797,3 +797,30 @@ def test_memory_is_that_of_as_many_vectors_as_it_says(
     # One of them is the solution, and the operator makes another.
     with mock.patch.object(_vectors, "_PASS_BYTES", 1 << 16):
         assert peak_memory.scratch(call, value, 2) <= vectors - 1 + 1 + 0.3
+
+
+@pytest.mark.parametrize("name", [*SQUARE, "lsqr", "eigsh", "power_iteration"])
+def test_copies_of_a_solution_are_one_where_processes_round_otherwise(name: str) -> None:
+    a = matrix(12, np.float64)
+
+    def apply(x: Any) -> Any:
+        rounding = 1 + 1e-15 * da.default_mesh().rank * np.arange(12)
+        image = a @ x.to_local() * rounding
+        return da.DistArray.from_local(image, x.mesh, x.placements, check=False)
+
+    def program() -> None:
+        b = da.ones(12, placements=[da.Replicate()])
+        solver = getattr(da.linalg, name)
+        operator = SimpleNamespace(matvec=apply, rmatvec=apply, shape=(12, 12), dtype=a.dtype)
+        if name == "eigsh":
+            found = solver(operator, k=2, v0=b)[1]
+        elif name == "power_iteration":
+            found = solver(operator, v0=b)[1]
+        else:
+            found = solver(operator, b)[0]
+        block = host(found.to_local())
+        everyone = da.default_mesh().communicator().all_gather_object(block)
+        assert found.layout.is_replicated
+        assert all((one == block).all() for one in everyone)
+
+    simulate(2, program)

@@ -183,3 +183,25 @@ def test_columns_on_other_ranks_are_the_rows_of_one(monkeypatch: pytest.MonkeyPa
         return log.count()
 
     assert simulate(3, program) == [0, 0, 0]
+
+
+def test_numbers_are_those_of_one_factor_where_processes_round_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    svd: Any = np.linalg.svd
+    cov = np.ones((3, 3)) + np.eye(3)
+
+    def of_another_processor(x: Any) -> Any:
+        u, s, vh = svd(x)
+        order = [0, 2, 1] if da.default_mesh().rank else [0, 1, 2]  # of equal singular values
+        return u[:, order], s, vh[order]
+
+    monkeypatch.setattr(np.linalg, "svd", of_another_processor)
+
+    def program() -> np.ndarray:
+        rng = default_rng(0)
+        x = rng.multivariate_normal(np.zeros(3), cov, 4, placements=[Replicate()])
+        return np.array(host(x.to_local()))
+
+    first, *others = simulate(3, program)
+    assert all((one == first).all() for one in others)

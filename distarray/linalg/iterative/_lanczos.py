@@ -163,7 +163,7 @@ def power_iteration(
     value: Any = 0.0
 
     def result(info: int) -> tuple[Any, Any, int]:
-        return times_power(value, -apply.unit.exponent), space.array(v), info
+        return times_power(value, -apply.unit.exponent), space.array(space.unite(v)), info
 
     for iteration in range(limit + 1):
         image = apply(v)
@@ -181,7 +181,7 @@ def power_iteration(
         )
         v, other = other, v
         if callback is not None:
-            callback(space.array(v))
+            callback(space.array(space.unite(v)))
     return result(limit or 1)
 
 
@@ -336,6 +336,7 @@ def eigsh(
     basis.replace(vectors[:, chosen[ascending]])
     columns = space.empty(k).reshape(-1, k)
     columns[...] = basis.rows[:k].T
+    space.unite(columns.reshape(-1))
     layout = space.layout.replace(shape=(*space.layout.shape, k))
     return w, new_array(columns.reshape(*space.local_shape, k), layout)
 

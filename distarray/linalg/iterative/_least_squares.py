@@ -151,9 +151,9 @@ def lsqr(
     damp = times_power(damp, of_a)
 
     def result(istop: int, itn: int, *norms: float) -> tuple[Any, ...]:
-        found, spread = times_power(x, of_a - of_b), None
+        found, spread = columns.unite(times_power(x, of_a - of_b)), None
         if var is not None:
-            variances = times_power(var, 2 * of_a).reshape(columns.local_shape)
+            variances = columns.unite(times_power(var, 2 * of_a)).reshape(columns.local_shape)
             spread = new_array(variances, columns.layout)
         if found is not x and not is_finite(columns.largest(found)):
             istop = -1

@@ -245,11 +245,12 @@ class System:
 
     def solution(self) -> Any:
         """Return the solution so far."""
-        return self.space.array(times_power(self.x, self._solution_exponent))
+        space = self.space
+        return space.array(space.unite(times_power(self.x, self._solution_exponent)))
 
     def result(self, info: int) -> tuple[Any, int]:
         """Return the solution with what is to be said of it."""
-        x = times_power(self.x, self._solution_exponent)
+        x = self.space.unite(times_power(self.x, self._solution_exponent))
         if info == 0 and x is not self.x and not is_finite(self.space.largest(x)):
             info = -1
         return self.space.array(x), info

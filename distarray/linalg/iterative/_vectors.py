@@ -65,11 +65,10 @@ class Space:
         self.length = math.prod(self.local_shape)
         self.eps = float(np.finfo(self.dtype).eps)
         self._communicator = mesh.communicator()
-        # Of processes with the same block one counts.
-        self._counts = all(
-            isinstance(placement, Shard) or not place
-            for placement, place in zip(layout.placements, mesh.coordinate, strict=True)
-        )
+        # Of processes with the same block the first counts.
+        copied = [i for i, one in enumerate(layout.placements) if not isinstance(one, Shard)]
+        self._counts = not any(mesh.coordinate[axis] for axis in copied)
+        self._copies = mesh.communicator(copied) if copied else None
         self.wide = np.complex128 if self.dtype.kind == "c" else np.float64
 
     # --- vectors ---------------------------------------------------------------------------------
@@ -87,6 +86,16 @@ class Space:
     def array(self, block: Buffer) -> Any:
         """Return the distributed array that looks at a block."""
         return new_array(block.reshape(self.local_shape), self.layout)
+
+    def unite(self, block: Buffer) -> Buffer:
+        """Return the block with the values of the process that counts, of those with copies of it.
+
+        Where others round otherwise, what they have made of their copies may be no solution: sums
+        are of products of the first's vectors.
+        """
+        if self._copies is not None:
+            self._copies.broadcast(block)
+        return block
 
     def read(self, x: Any, what: str) -> Buffer:
         """Return the block of an array as one of these vectors, copied only where it has to be.
