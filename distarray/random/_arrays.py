@@ -23,6 +23,8 @@ _BIAS, _LN2, _ONE, _HALF, _ZERO = map(np.array, (_formulas.BIAS, _formulas.LN2, 
 _LOG: Final = [*map(np.array, _formulas.LOG[::-1])]
 _TO_RADIUS: Final = -2.0
 """By what the logarithm is to be multiplied: its coefficients are, which rounds nothing."""
+_TO_RADIUS_OF_TWO: Final = np.array(_TO_RADIUS * _LN2)
+"""By what its exponent is, so that it is one of base 2."""
 _ALL: Final = np.array(
     [(*(_TO_RADIUS * c for c in _formulas.LOG), 0.0), _formulas.COS, _formulas.SIN]
 ).T[::-1]
@@ -41,14 +43,14 @@ class _Pairs:
     """
 
     __slots__ = (
-        "both", "cosine", "e", "e_and_s", "factors", "less", "more", "rest", "s", "s_and_turns",
-        "sine", "square", "square_again", "squares", "t", "turns", "z",
+        "both", "cosine", "e", "e_and_s", "factor", "factors", "less", "more", "rest", "s",
+        "s_and_turns", "sine", "square", "square_again", "squares", "t", "turns", "z",
     )  # fmt: skip
 
     def __init__(self, rows: np.ndarray) -> None:
         self.e, self.s, self.turns, self.less, self.more = rows[:5]
         self.rest, self.square, self.square_again = self.z = rows[5:8]
-        rows[8] = _TO_RADIUS * _LN2
+        self.factor = rows[8]
         _, self.cosine, self.sine = self.t = rows[9:]
         self.e_and_s, self.factors, self.both = rows[:2], rows[8:10], rows[3:5]
         self.s_and_turns, self.squares = rows[1:3], rows[5:7]
@@ -107,6 +109,7 @@ def make_normal(u: np.ndarray, memory: Memory) -> None:
     np.multiply(at.s_and_turns, at.s_and_turns, at.squares)
     at.square_again[:] = at.square
     _polynomials(at.z, _steps(count if count <= _SHORT_ITEMS else 1), at.t)
+    at.factor[:] = _TO_RADIUS_OF_TWO  # each time: others write into this memory as well
     np.multiply(at.e_and_s, at.factors, at.both)
     radius = np.add(at.less, at.more, at.less)
     np.sqrt(radius, radius)

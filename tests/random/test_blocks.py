@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from distarray.comm.kernels import _threads
-from distarray.random import _blocks
+from distarray.random import _arrays, _blocks
 from distarray.random._blocks import (
     draw,
     fill,
@@ -144,6 +144,19 @@ def test_values_depend_on_the_linear_index_alone() -> None:
         np.testing.assert_array_equal(
             make(("uniform", "float64"), shape, whole(shape)).ravel(), flat
         )
+
+
+@pytest.mark.usefixtures("maker")
+@pytest.mark.parametrize("n", [20, 66, 1024])
+def test_values_do_not_depend_on_what_was_drawn_before(n: int) -> None:
+    alone = {}
+    for what in FLOATS + INTEGERS:
+        _arrays._free.clear()
+        alone[what] = make(what, (n,), ((0, n),))
+    for before in FLOATS + INTEGERS:
+        for what in FLOATS + INTEGERS:
+            for one in (what, before, what):
+                np.testing.assert_array_equal(make(one, (n,), ((0, n),)), alone[one])
 
 
 @pytest.mark.usefixtures("maker")
