@@ -144,7 +144,7 @@ def _linear_ramp(x: Any, axis: int, widths: Widths, ends: Any) -> tuple[Any, Any
 
 def _ramp(edge: Any, axis: int, width: int, end: Any) -> Any:
     """Return what NumPy's `linspace` gives from a number to an edge, which it leaves out."""
-    dtype = np.linspace(end, np.zeros(1, edge.dtype), 2).dtype
+    dtype = np.linspace(end, np.zeros(1, edge.dtype), 2).dtype.newbyteorder("=")
     index = np.arange(width).astype(dtype).reshape(-1, *(1,) * (edge.ndim - axis - 1))
     distance = subtract(edge, end, dtype=dtype)
     step = divide(distance, width)

@@ -74,6 +74,18 @@ def test_pad_agrees_with_numpy(mode: str, data: st.DataObject, i: int) -> None:
         on_ranks(program)
 
 
+@pytest.mark.skipif(KIND != "cpu", reason="devices have one byte order")
+@pytest.mark.parametrize("dtype", [">f8", ">i4"])
+def test_ramps_of_the_other_byte_order_are_numpy_s(dtype: str) -> None:
+    value = np.arange(6, dtype=dtype).reshape(3, 2)
+
+    def program() -> None:
+        found = da.pad(da.asarray(value), (1, 2), "linear_ramp", end_values=5)
+        agrees(found, np.pad(value, (1, 2), "linear_ramp", end_values=5))
+
+    simulate(2, program)
+
+
 def test_items_stay_where_they_are_and_the_ends_get_longer() -> None:
     def program() -> None:
         mesh = da.init_device_mesh((3,))
