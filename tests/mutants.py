@@ -1016,6 +1016,13 @@ MUTANTS = (
         ("linalg/test_matrices.py::test_results_are_cut_as_the_axes_that_were_collected",),
     ),
     Mutant(
+        "each rank keeps what it finds of a matrix that others have too",
+        "ops/linear_algebra/_whole_axes.py",
+        "        if all(one == told[0] for one in told):",
+        "        if True:",
+        ("ops/linear_algebra/test_whole_axes.py::test_eigenvectors_are_those_of_one_process",),
+    ),
+    Mutant(
         "a singular matrix is an error on its rank alone",
         "ops/linear_algebra/_whole_axes.py",
         "    if layout.is_replicated:  #",
@@ -1088,7 +1095,7 @@ MUTANTS = (
     Mutant(
         "products count each copy of a block",
         "linalg/iterative/_vectors.py",
-        "isinstance(placement, Shard) or not place",
+        "not any(mesh.coordinate[axis] for axis in copied)",
         "True",
         ("linalg/test_iterative.py::test_replicas_that_round_otherwise_end_alike",),
     ),

@@ -269,7 +269,8 @@ class Multivariate:
                 f"multivariate_normal of a mean of shape {mean.shape} and a covariance of shape "
                 f"{cov.shape}: these must be (d,) and (d, d)"
             )
-        factorize = partial(_factor, method=method, checks=check_valid != "ignore", tol=tol)
+        checks = check_valid != "ignore"
+        factorize: Callable[..., Any] = partial(_factor, method=method, checks=checks, tol=tol)
         if not isinstance(cov, BaseArray):  # columns of a factor may have another order or sign
             whole = replicated_layout(mesh or default_mesh(), cov.shape)
             factorize = agree(factorize, "multivariate_normal", whole)

@@ -280,7 +280,9 @@ def _attempt(
         found += (np.asarray(one, order="C") for one in _as_tuple(function(*blocks)))
     except np.linalg.LinAlgError as error:
         return str(error)
-    return [(one.shape, one.dtype.str, zlib.crc32(one.reshape(-1).view("u1"))) for one in found]
+    return [
+        (one.shape, one.dtype.str, zlib.crc32(one.reshape(-1).view("u1").data)) for one in found
+    ]
 
 
 def _take_first(mesh: Any, told: Any, found: list[np.ndarray]) -> list[np.ndarray]:
