@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, all_gather_checked
+from distarray.comm import Communicator, _backend, all_gather_checked, gather_lengths, token
 from distarray.core import Call, Letters, Op, Spec, Step, call_on_all, refusal_error
 from distarray.errors import ImplicitCommunicationError, ShapeError
 from distarray.errors import LinAlgError as OurLinAlgError
@@ -259,39 +259,46 @@ def agree(function: Callable[..., Any], name: str, layout: Layout) -> Callable[.
     if alike is None or alike.size == 1:
         return function
 
+    comm = alike.communicator()
+    number = token(name, layout.fingerprint)
+
     def call(*blocks: Any) -> Any:
         found: list[np.ndarray] = []
-        told = all_gather_checked(alike, name, lambda: _attempt(function, blocks, found))
-        if all(one == told[0] for one in told):
-            if isinstance(told[0], str):
-                raise np.linalg.LinAlgError(told[0])
+        error: Exception | None = None
+        try:
+            found += (np.asarray(one, order="C") for one in _as_tuple(function(*blocks)))
+            mine = 0
+            for one in found:
+                mine = zlib.crc32(one.reshape(-1).view("u1").data, mine)
+        except Exception as own:  # of which all are told
+            error, mine = own, zlib.crc32(str(own).encode()) + 2**32
+        told = gather_lengths(comm, mine, number, name)
+        if told.count(mine) == len(told):
+            if error is not None:
+                raise error
         else:
-            found = _take_first(alike, told[0], found)
+            said = all_gather_checked(alike, name, lambda: _describe(found, error))
+            found = _take_first(comm, said[0], found)
         return tuple(found) if len(found) > 1 else found[0]
 
     return call
 
 
-def _attempt(
-    function: Callable[..., Any], blocks: Sequence[Any], found: list[np.ndarray]
-) -> str | list[tuple[Shape, str, int]]:
-    """Add to `found`; return what tells the results from others, or the text of the error."""
-    try:
-        found += (np.asarray(one, order="C") for one in _as_tuple(function(*blocks)))
-    except np.linalg.LinAlgError as error:
+def _describe(found: list[np.ndarray], error: Exception | None) -> str | list[tuple[Shape, str]]:
+    """Return the text of a `LinAlgError`, or what memory for the results is like."""
+    if isinstance(error, np.linalg.LinAlgError):
         return str(error)
-    return [
-        (one.shape, one.dtype.str, zlib.crc32(one.reshape(-1).view("u1").data)) for one in found
-    ]
+    if error is not None:
+        raise error
+    return [(one.shape, one.dtype.str) for one in found]
 
 
-def _take_first(mesh: Any, told: Any, found: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the results of the first process of a mesh, or raise its error."""
+def _take_first(comm: Communicator, told: Any, found: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the results of the first process, or raise its error."""
     if isinstance(told, str):
         raise np.linalg.LinAlgError(told)
-    comm = mesh.communicator()
     if comm.rank:
-        found = [np.empty(shape, dtype) for shape, dtype, _ in told]
+        found = [np.empty(shape, dtype) for shape, dtype in told]
     for one in found:
         comm.broadcast(one.reshape(-1))
     return found
