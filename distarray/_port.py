@@ -88,7 +88,7 @@ def report(path: str) -> tuple[str, bool]:
     for name in list(found.packages):
         if any(Path(path).with_name(one).exists() for one in (name, f"{name}.py")):
             del found.packages[name]  # a part of the same program
-    uses = [_judge(name, tuple(lines)) for name, lines in found.names.items()]
+    uses = [_classify(name, tuple(lines)) for name, lines in found.names.items()]
     count = sum(len(use.lines) for use in uses)
     missing = [use for use in uses if use.kind == "missing"]
     there = count - sum(len(use.lines) for use in missing)
@@ -116,7 +116,7 @@ def report(path: str) -> tuple[str, bool]:
 
 def _spelled(name: str) -> str:
     """Return a name of NumPy's with what it was measured of."""
-    note = _told().get(name, {}).get("note")
+    note = _read_functions().get(name, {}).get("note")
     return f"np.{name}" + (f" ({note})" if note else "")
 
 
@@ -268,7 +268,7 @@ def _resolve(parts: Iterable[str]) -> tuple[Any, list[str]]:
 # --- what becomes of it --------------------------------------------------------------------------
 
 
-def _judge(name: str, lines: tuple[int, ...]) -> Use:
+def _classify(name: str, lines: tuple[int, ...]) -> Use:
     found, rest = _resolve(name.split("."))
     package = name.partition(".")[0]
     own = not isinstance(found, ModuleType) and _is_numpys_own(found)
@@ -279,7 +279,7 @@ def _judge(name: str, lines: tuple[int, ...]) -> Use:
         if method is not None:
             return Use(name, costs().get(_name_of(method), "varies"), lines, "")
         return Use(name, "missing", lines, GENERAL)
-    ours = _ours(name)
+    ours = _find_ours(name)
     if found is np.random.Generator and rest and ours is not None:
         return Use(name, "varies" if rest[0] in _MOVING else "made", lines, "")
     if ours is not None:
@@ -297,7 +297,7 @@ def instead(name: str) -> str | None:
     return instead_of(name) or INSTEAD.get(name.partition(".")[0])
 
 
-def _ours(name: str) -> Any:
+def _find_ours(name: str) -> Any:
     found: Any = da
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -322,7 +322,7 @@ def _missing_arguments(used: dict[tuple[str, str], list[int]]) -> list[str]:
     """Return a line for each argument, passed by name, that a function of ours does not take so."""
     missing = []
     for (name, key), lines in used.items():
-        ours, theirs = _ours(name), _resolve(name.split("."))[0]
+        ours, theirs = _find_ours(name), _resolve(name.split("."))[0]
         if isinstance(ours, type) or not callable(ours) or not callable(theirs):
             continue
         try:
@@ -338,7 +338,7 @@ def _missing_arguments(used: dict[tuple[str, str], list[int]]) -> list[str]:
 
 
 @functools.cache
-def _told() -> dict[str, dict[str, Any]]:
+def _read_functions() -> dict[str, dict[str, Any]]:
     told: dict[str, dict[str, Any]]
     told = json.loads(Path(__file__).with_name("_functions.json").read_text())
     return told
@@ -347,4 +347,4 @@ def _told() -> dict[str, dict[str, Any]]:
 @functools.cache
 def costs() -> dict[str, str]:
     """Return of each function, by its name, which of `KINDS` it is."""
-    return {name: one["sends"] for name, one in _told().items()}
+    return {name: one["sends"] for name, one in _read_functions().items()}

@@ -377,7 +377,7 @@ def ufunc_methods() -> str:
 
 def is_there(name: str) -> bool:
     """Tell whether we have a function, or NumPy's takes distributed arrays."""
-    return _port._ours(name) is not None or getattr(np, name, None) in functions
+    return _port._find_ours(name) is not None or getattr(np, name, None) in functions
 
 
 def numpys() -> list[str]:

@@ -262,8 +262,8 @@ MUTANTS = (
     Mutant(
         "parts of a join are sent from where the operand begins",
         "redistribute/_joined.py",
-        "_moved(source, axis, offset)) for peer",
-        "_moved(source, axis, 0)) for peer",
+        "_shift(source, axis, offset)) for peer",
+        "_shift(source, axis, 0)) for peer",
         ("mpi/test_shapes.py::test_joins_of_blocks_of_all_sizes_agree_with_numpy",),
         3,
     ),
@@ -1806,7 +1806,7 @@ MUTANTS = (
     Mutant(
         "what follows words that stand for another item is left as it is",
         "ops/sorting/_keys.py",
-        "    rest[_below(words[..., :size], leading)] = 0\n",
+        "    rest[_precedes(words[..., :size], leading)] = 0\n",
         "",
         ("ops/sorting/test_keys.py::test_decode_ascends_with_any_words",),
     ),

@@ -42,7 +42,7 @@ def uses(source: str, tmp_path: Path) -> dict[str, _port.Use]:
     path.write_text(source)
     found = _port._Finder()
     found.visit(_port.ast.parse(source))
-    return {name: _port._judge(name, tuple(lines)) for name, lines in found.names.items()}
+    return {name: _port._classify(name, tuple(lines)) for name, lines in found.names.items()}
 
 
 def test_names_are_followed_from_imports_with_their_lines(tmp_path):

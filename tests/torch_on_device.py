@@ -70,7 +70,7 @@ def prepare(cupy: Any) -> None:
     _buffers.torch_device = lambda _: torch.device("cpu")
     _buffers._stream_of_torch = lambda number: cupy.cuda.get_current_stream(number).ptr
     _buffers._work_on = lambda _: contextlib.nullcontext()
-    _buffers._lent = lambda buffer: torch.from_numpy(np.asarray(_Held(buffer)))
+    _buffers._as_tensor = lambda buffer: torch.from_numpy(np.asarray(_Held(buffer)))
     torch.autograd._engine_run_backward = _in_a_thread(torch.autograd._engine_run_backward)
 
 

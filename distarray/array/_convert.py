@@ -69,14 +69,14 @@ def adopt(
     """Return (block, layout) for the public `from_local`."""
     mesh = choose_mesh(mesh)
 
-    def read_given() -> _Given:
+    def read_given() -> _LocalInput:
         block = plain_buffer(local, "from_local", mesh.device)
         check_device(block, mesh, "from_local")
         placed = choose_placements(mesh, placements, block.ndim)
         draft = Layout(mesh, placed, block.shape)  # settles negative axes, and refuses bad ones
         whole = replicated_layout(mesh, block.shape)
         check_dtype(draft, whole, block.dtype)  # whether its Partial can be reduced
-        return _Given(block, draft, None if shape is None else normalize_shape(shape))
+        return _LocalInput(block, draft, None if shape is None else normalize_shape(shape))
 
     if mesh.coordinate is None:
         given = read_given()
@@ -92,7 +92,7 @@ def adopt(
     return convert_averaged(block, layout), layout
 
 
-class _Given(NamedTuple):
+class _LocalInput(NamedTuple):
     """What a rank passes to `from_local`; the draft has the shape of the block."""
 
     block: Buffer
@@ -100,7 +100,7 @@ class _Given(NamedTuple):
     told: Shape | None
 
 
-def _adopt_outside(given: _Given) -> tuple[Buffer, Layout]:
+def _adopt_outside(given: _LocalInput) -> tuple[Buffer, Layout]:
     block, draft, told = given
     if block.size:
         raise LayoutError(
@@ -111,7 +111,7 @@ def _adopt_outside(given: _Given) -> tuple[Buffer, Layout]:
     return empty_block(layout, block.dtype), layout
 
 
-def _assume_layout(given: _Given) -> Layout:
+def _assume_layout(given: _LocalInput) -> Layout:
     block, draft, told = given
     sizes = list(block.shape)
     for axis, placement in enumerate(draft.placements):
@@ -126,9 +126,9 @@ def _assume_layout(given: _Given) -> Layout:
     return layout
 
 
-def _compare_blocks(mesh: Any, read_given: Callable[[], _Given]) -> tuple[Buffer, Layout]:
+def _compare_blocks(mesh: Any, read_given: Callable[[], _LocalInput]) -> tuple[Buffer, Layout]:
     """Compare all blocks and adopt this rank's; errors are alike on every rank."""
-    given: list[_Given] = []
+    given: list[_LocalInput] = []
 
     def say() -> tuple[Any, ...]:
         given.append(read_given())

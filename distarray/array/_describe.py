@@ -58,7 +58,7 @@ def local_rows(x: Any) -> range:
 
 def describe(x: BaseArray) -> Text:
     """Return what `DistArray.describe` says."""
-    facts = "\n".join(f"{name:<7} {fact}" for name, fact in _facts(x))
+    facts = "\n".join(f"{name:<7} {fact}" for name, fact in _list_facts(x))
     shape = shape_text(x.shape)
     table = draw_table(x.layout, x.itemsize)
     first = f"DistArray of shape {shape}, {x.dtype}, {bytes_text(x.nbytes)}"
@@ -70,7 +70,7 @@ def draw_html(x: BaseArray) -> str:
 
     There are at most a dozen blocks in each direction.
     """
-    facts = [("dtype", f"{x.dtype}, {bytes_text(x.nbytes)}"), *_facts(x)]
+    facts = [("dtype", f"{x.dtype}, {bytes_text(x.nbytes)}"), *_list_facts(x)]
     told = [_row("th", name) + _row("td", fact) for name, fact in facts]
     parts = [_table(told)]
     if x.ndim <= 2:
@@ -81,7 +81,7 @@ def draw_html(x: BaseArray) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
-def _facts(x: BaseArray) -> list[tuple[str, str]]:
+def _list_facts(x: BaseArray) -> list[tuple[str, str]]:
     layout: Layout = x.layout
     mesh: Any = layout.mesh
     plural = "es" if mesh.size > 1 else ""

@@ -87,7 +87,7 @@ def fuse(func: Function) -> Function:
             results: list[Any] = []
             _map(results.append, found)
             compute([x._node for x in results if isinstance(x, Deferred)])
-            return _map(_leave, found)
+            return _map(_unwrap, found)
 
     return fused  # type: ignore[return-value]
 
@@ -111,7 +111,7 @@ def _enter(x: Any, inside: list[Any]) -> Any:
     return inside[-1]
 
 
-def _leave(x: Any) -> Any:
+def _unwrap(x: Any) -> Any:
     """Return the array that a result is outside."""
     if not isinstance(x, Deferred):
         return x

@@ -120,7 +120,7 @@ class Protocols(BaseArray):
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
-        ours = functions.get(func) or _found_late(func)
+        ours = functions.get(func) or _find_after_import(func)
         if func in creators:  # `self` is what like= says, or an end of a range
             ours, count = creators[func]
             kwargs = {k: v for k, v in kwargs.items() if k not in ("order", "subok")}
@@ -278,7 +278,7 @@ def leading_names(theirs: Any, ours: Any) -> tuple[str, ...]:
     return tuple(names[: sum(p.kind is p.POSITIONAL_ONLY for p in taken)])
 
 
-def _found_late(theirs: Any) -> Any:
+def _find_after_import(theirs: Any) -> Any:
     """Return our function for one of a module that is imported when it is first needed."""
     home = getattr(theirs, "__module__", "").removeprefix("numpy.")
     if home in ("fft", "linalg"):

@@ -183,7 +183,7 @@ class _Plain(Adapter):
         return lambda: value
 
 
-class _Wanted(Adapter):
+class _Requested(Adapter):
     """A layout, or a `Placing` for any shape, which asks for an array that is placed so."""
 
     def save(self, value: Any, plan: SavePlan, name: str) -> Node:
@@ -307,8 +307,8 @@ def _whole_array(entry: Entry, plan: LoadPlan) -> Finish:
 
 register(np.ndarray, _Plain())
 register(DistArray, _Distributed())
-register(Layout, _Wanted())
-register(Placing, _Wanted())
+register(Layout, _Requested())
+register(Placing, _Requested())
 register(Generator, StateAdapter(_generator_state, _set_generator, "Generator"))
 # These must be alike on all ranks; else their states belong in `PerRank`.
 register(

@@ -35,7 +35,7 @@ class Gpu(NamedTuple):
         return self.uuid or self.bus
 
 
-class Here(NamedTuple):
+class RankGpus(NamedTuple):
     """What one rank sees of GPUs; ``none`` says why it has none.
 
     ``bound`` is the number of its own one, None where that cannot be told, which ``trouble``
@@ -56,12 +56,12 @@ class Here(NamedTuple):
         return "none" if self.bound is None else f"{self.bound} ({self.gpus[self.bound].bus})"
 
 
-def gather(communicator: Communicator) -> list[Here]:
+def gather(communicator: Communicator) -> list[RankGpus]:
     """Return what each rank sees; collective. Ranks are bound to their GPUs."""
-    return communicator.all_gather_object(_here(communicator.size))
+    return communicator.all_gather_object(_describe_rank(communicator.size))
 
 
-def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
+def lines(communicator: Communicator, everyone: list[RankGpus]) -> Lines:
     """Return what there is to tell, line by line; collective."""
     without = [rank for rank, here in enumerate(everyone) if here.none]
     if len(without) == len(everyone):
@@ -76,18 +76,18 @@ def lines(communicator: Communicator, everyone: list[Here]) -> Lines:
         return told + troubles
     lacking = dict.fromkeys(here.lacking for here in everyone if here.lacking)
     told += [("kernels", f"CuPy's own, which are slower: {why}") for why in lacking]
-    return told + _of_idle(everyone) + _of_moving(communicator)
+    return told + _describe_idle(everyone) + _describe_moves(communicator)
 
 
-def _here(size: int) -> Here:
+def _describe_rank(size: int) -> RankGpus:
     host = platform.node()
     try:
         cupy: Any = importlib.import_module("cupy")
         have = _device.count()
     except DeviceError as error:
-        return Here(host, str(error))
+        return RankGpus(host, str(error))
     except Exception as error:
-        return Here(host, _device.missing_cupy(error))
+        return RankGpus(host, _device.missing_cupy(error))
     runtime = cupy.cuda.runtime
     gpus = []
     for number in range(have):
@@ -103,12 +103,12 @@ def _here(size: int) -> Here:
     try:
         init_device_mesh((size,), device="cuda")
         lacking = _launch.find_hindrance(_memory.empty((1,), np.int64, "cuda"))
-        return Here(host, "", tuple(gpus), versions, _device.number_of("cuda"), "", lacking)
+        return RankGpus(host, "", tuple(gpus), versions, _device.number_of("cuda"), "", lacking)
     except DeviceError as error:
-        return Here(host, "", tuple(gpus), versions, None, str(error))
+        return RankGpus(host, "", tuple(gpus), versions, None, str(error))
 
 
-def _of_nodes(everyone: list[Here]) -> Lines:
+def _of_nodes(everyone: list[RankGpus]) -> Lines:
     """Tell which GPUs nodes have; nodes that are alike are one line."""
     nodes: dict[str, dict[object, Gpu]] = {}
     for here in everyone:
@@ -125,7 +125,7 @@ def _of_nodes(everyone: list[Here]) -> Lines:
     ]
 
 
-def _of_idle(everyone: list[Here]) -> Lines:
+def _describe_idle(everyone: list[RankGpus]) -> Lines:
     """Tell of the first node whose ranks share GPUs while they see others that none uses."""
     for host in dict.fromkeys(here.host for here in everyone):
         ranks = [here for here in everyone if here.host == host]
@@ -139,7 +139,7 @@ def _of_idle(everyone: list[Here]) -> Lines:
     return []
 
 
-def _of_moving(communicator: Communicator) -> Lines:
+def _describe_moves(communicator: Communicator) -> Lines:
     """Tell how values move between GPUs; collective."""
     from mpi4py import MPI
 

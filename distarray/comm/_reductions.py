@@ -41,7 +41,7 @@ UFUNCS: Final = {
 COMBINE: Final[dict[str, np.ufunc]] = {op: getattr(np, name) for op, name in UFUNCS.items()}
 
 
-class _Unheard(threading.local):
+class _SilentCalls(threading.local):
     """Calls, one at a time in a thread, of which floating-point errors are not told.
 
     `np.errstate` sets what a context has, which takes twice as long as to add up some hundred
@@ -54,7 +54,7 @@ class _Unheard(threading.local):
         self.call = context.run
 
 
-unheard = _Unheard()
+unheard = _SilentCalls()
 
 
 def combine(target: np.ndarray, other: np.ndarray, op: str) -> None:

@@ -103,7 +103,7 @@ def push_rows(
         parcels = _no_rows(comm, error)
     if comm.size == 1:
         received = [
-            _taken(block, parcels.part(0)) for block in rows[: len(rows) - (into is not None)]
+            _copy_rows(block, parcels.part(0)) for block in rows[: len(rows) - (into is not None)]
         ]
         if into is not None:
             take_rows(rows[-1], parcels.part(0), into, received[0])
@@ -306,7 +306,7 @@ def _push_in_place(
         if order is not None:
             for i, block in enumerate(rows):
                 if packs[i]:
-                    offered[i] = _taken(block, order)
+                    offered[i] = _copy_rows(block, order)
             if all(packs):
                 order = None
         n = 0 if order is None else len(order)
@@ -371,7 +371,7 @@ def _push_messages(
         if parcels.order is None:
             packed = _memory.make_contiguous(block[: parcels.size])
         else:
-            packed = _taken(block, parcels.order)
+            packed = _copy_rows(block, parcels.order)
         received.append(_exchange_rows(comm, packed, sent, received_counts))
     if into is not None:
         take_rows(received.pop(), slice(None), into, received[0])
@@ -431,7 +431,7 @@ def _pull_known(
             here.sort()
             here = here[_are_first(here)]
         asked.append(here - start)
-    packed = _taken(rows, np.concatenate(asked))
+    packed = _copy_rows(rows, np.concatenate(asked))
     got = _exchange_rows(comm, packed, [*map(len, asked)], counts, token, what)
     take_rows(got, which, out)
     return len(distinct) - counts[rank]
@@ -458,11 +458,11 @@ def _pull_messages(
     """Send what is wanted of each rank, once, and get that; return how many rows come."""
     size, rank = comm.size, comm.rank
     parcels, place = group_numbers(blocks, number)
-    nothing = _Wanted(np.empty(0, np.intp))
-    wanted = [nothing if i == rank else _Wanted(parcels.part(i)) for i in range(size)]
+    nothing = _DistinctRows(np.empty(0, np.intp))
+    wanted = [nothing if i == rank else _DistinctRows(parcels.part(i)) for i in range(size)]
     counts = [one.count for one in wanted]
     asked = _ask(comm, wanted, token, what, error)
-    got = _exchange_rows(comm, _taken(rows, np.concatenate(asked)), [*map(len, asked)], counts)
+    got = _exchange_rows(comm, _copy_rows(rows, np.concatenate(asked)), [*map(len, asked)], counts)
     starts = _offsets(counts)
     for i, one in enumerate(wanted):
         source, which = got[starts[i] : starts[i + 1]], one.inverse
@@ -475,7 +475,7 @@ def _pull_messages(
 
 def _ask(
     comm: Communicator,
-    wanted: Sequence[_Wanted],
+    wanted: Sequence[_DistinctRows],
     token: int,
     what: object,
     error: Exception | None,
@@ -493,7 +493,7 @@ def _ask(
     ]
 
 
-class _Wanted:
+class _DistinctRows:
     """Row numbers of one owner's, each once.
 
     Attributes
@@ -519,7 +519,7 @@ class _Wanted:
                 distinct = np.flatnonzero(flags)
                 table = np.empty(span, np.intp)
                 table[distinct] = np.arange(distinct.size)
-                self.inverse = _taken(table, numbers)
+                self.inverse = _copy_rows(table, numbers)
             else:
                 distinct, self.inverse = np.unique(numbers, return_inverse=True)
         self.count, self.numbers = distinct.size, distinct
@@ -612,7 +612,7 @@ def _offsets(counts: Any) -> np.ndarray:
     return ends
 
 
-def _taken(block: Buffer, which: Any) -> Buffer:
+def _copy_rows(block: Buffer, which: Any) -> Buffer:
     """Return a copy of rows, given by a slice or their numbers."""
     count = len(range(*which.indices(len(block)))) if isinstance(which, slice) else len(which)
     out = _memory.empty((count, *block.shape[1:]), block.dtype, _backend.device_of(block))

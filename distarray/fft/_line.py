@@ -188,7 +188,7 @@ class SixSteps(_Line):
         axis, task, n = self.axis, self.task, self.n
         rows, columns = self._sizes
         matrix = range(axis, axis + 2)
-        first, stop = _own(self._first, axis + 1)
+        first, stop = _own_range(self._first, axis + 1)
         here, there = self._first.shape[axis], self._last.shape[axis]
         arrive = from_flat(self.source, self._first, matrix, self.what)
         leave = to_flat(self._last, matrix, self.after, self.what)
@@ -291,9 +291,12 @@ class Chirp(_Line):
         assert arrive is not None  # only processes of the mesh bind
         assert leave is not None
         lead = (slice(None),) * axis
-        start, stop = _own(self.source, axis)
+        start, stop = _own_range(self.source, axis)
         own = [(*lead, k - start) for k in _own_images(n) if start <= k < stop]
-        first_column, first_row = _own(self._columns, axis + 1)[0], _own(self._rows, axis)[0]
+        first_column, first_row = (
+            _own_range(self._columns, axis + 1)[0],
+            _own_range(self._rows, axis)[0],
+        )
         shape, row_shape = self._columns.local_shape(), self._rows.local_shape()
         scale = _scale(n, self.task)
 
@@ -346,7 +349,7 @@ class Chirp(_Line):
             out = block if self.result == block.dtype else None
             if out is None:
                 out = _memory.empty(block.shape, self.result, device)
-            demodulate = self._modulation(_own(self.after, axis)[0], scale, True)
+            demodulate = self._modulation(_own_range(self.after, axis)[0], scale, True)
             return by_tiles(demodulate, block, out, ())
 
         return transform_block
@@ -373,7 +376,7 @@ class Chirp(_Line):
         rows, columns = self._sizes
         taken, given = self.source.shape[self.axis], self.after.shape[self.axis]
         n, task, length = self.n, self.task, rows * columns
-        first, _ = _own(by_columns, 1)
+        first, _ = _own_range(by_columns, 1)
         block = _memory.empty(by_columns.local_shape(), task.dtype, device)
         twiddle = self.twiddles(length, block.shape, 0, 1, first, True, device)
 
@@ -394,7 +397,7 @@ class Chirp(_Line):
         )
 
 
-def _own(layout: Layout, axis: int) -> tuple[int, int]:
+def _own_range(layout: Layout, axis: int) -> tuple[int, int]:
     """Return the stretch of an axis that this process has."""
     box = layout.local_box()
     assert box is not None  # only processes of the mesh have blocks

@@ -229,7 +229,7 @@ def _one_axis(name: str) -> Callable[..., Any]:
             size = layout.shape[place]
             n = 2 * (size - 1) if is_real_result else size
         lengths = ((place, check_integer(name, "n", n)),)
-        return _into(out, _run(op, x, lengths, norm, workers))
+        return _store(out, _run(op, x, lengths, norm, workers))
 
     transform.__name__ = transform.__qualname__ = name
     transform.__doc__ = _ONE_AXIS.format(
@@ -245,7 +245,7 @@ def _one_axis(name: str) -> Callable[..., Any]:
     return register(transform, room="fft")
 
 
-def _into(out: Any, result: Any) -> Any:
+def _store(out: Any, result: Any) -> Any:
     if out is None:
         return result
     copyto(out, result)
@@ -404,8 +404,8 @@ def _several_axes(one: str, two: bool) -> Callable[..., Any]:
         if not pairs:
             if real:
                 raise ArgumentError(f"{name} got no axes; items of the last one are real")
-            return _into(out, x)
-        return _into(out, _transform(name, x, pairs, norm, workers))
+            return _store(out, x)
+        return _store(out, _transform(name, x, pairs, norm, workers))
 
     if two:
 

@@ -290,14 +290,14 @@ def _svd_by_division(x: Any, is_full: bool, has_vectors: bool) -> Any:
         u = multiply(q[:, :columns], u)
         u = concat([u, on_grid(q[:, columns:])], axis=1) if is_full else u
     elif not has_vectors:
-        return _everywhere(singular_values(x, "svd", _small_eigh), x)
+        return _replicate(singular_values(x, "svd", _small_eigh), x)
     else:
         u, s, vh = singular(x, "svd", _small_eigh)
-        s = _everywhere(s, x)
+        s = _replicate(s, x)
     return SVDResult(cut_as(u, x), s, cut_as(vh, x))
 
 
-def _everywhere(values: np.ndarray, x: Any) -> Any:
+def _replicate(values: np.ndarray, x: Any) -> Any:
     """Return values that all processes have as an array on the mesh of a matrix."""
     return asarray(values, mesh=x.mesh, placements=[Replicate()] * x.mesh.ndim)
 
@@ -385,7 +385,7 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
     letter = _triangle(UPLO)
     if takes_tiles(x, _tiles.COLLECTED_BYTES):
         values, vectors = eigen(hermitian(to_inexact("eigh", x), letter), "eigh", _small_eigh)
-        return EighResult(_everywhere(values, x), cut_as(vectors, x))
+        return EighResult(_replicate(values, x), cut_as(vectors, x))
     return EighResult(*run(_eigh, (x,), Axes("ij->k,il", (("UPLO", letter),))))
 
 

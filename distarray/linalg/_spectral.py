@@ -64,7 +64,7 @@ def polar_factor(x: Any) -> Any:
     """
     x = on_grid(x)
     x = x / (_size(x) or 1.0)
-    for a, b, c in _weights(_least(x)):
+    for a, b, c in _weights(_bound_least(x)):
         gram = _shift(c * multiply(adjoint(x), x), 1.0)
         solution = run(tile_solve, (gram, on_grid(adjoint(x))), _tiles.tile_width(gram))
         del gram
@@ -77,7 +77,7 @@ def _shift(x: Any, number: float) -> Any:
     return x + number * eye(len(x), dtype=x.dtype, mesh=x.mesh, placements=x.placements)
 
 
-def _least(x: Any) -> float:
+def _bound_least(x: Any) -> float:
     """Return a bound of the singular values of a matrix from below, or the precision."""
     precision = float(np.finfo(x.dtype).eps)
     try:

@@ -148,11 +148,11 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
         else:
             (q, r), inner = found, None
         if kind in ("r", "values"):
-            return _on(block, r if kind == "r" else decompose(r))
+            return _to_device_of(block, r if kind == "r" else decompose(r))
         if kind == "qr":
-            return _on(block, q if inner is None else q @ inner, r)
+            return _to_device_of(block, q if inner is None else q @ inner, r)
         u, s, vh = decompose(r)
-        return _on(block, q @ (u if inner is None else inner @ u), s, vh)
+        return _to_device_of(block, q @ (u if inner is None else inner @ u), s, vh)
 
     return function
 
@@ -317,7 +317,7 @@ def _factorize(rows: np.ndarray, has_columns: bool) -> tuple[np.ndarray, np.ndar
     return q, r * np.ldexp(one, -exponents)
 
 
-def _on(block: Buffer, *results: np.ndarray) -> Any:
+def _to_device_of(block: Buffer, *results: np.ndarray) -> Any:
     device = _backend.device_of(block)
     moved = tuple(_backend.asarray(np.ascontiguousarray(one), device) for one in results)
     return moved if len(moved) > 1 else moved[0]

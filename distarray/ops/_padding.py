@@ -126,7 +126,7 @@ def _slice(x: Any, axis: int, start: int, stop: int) -> Any:
     return getitem(x, (*(slice(None),) * axis, slice(start, stop)))
 
 
-def _backwards(axis: int) -> Any:
+def _reversed_along(axis: int) -> Any:
     return (*(slice(None),) * axis, slice(None, None, -1))
 
 
@@ -139,7 +139,7 @@ def _linear_ramp(x: Any, axis: int, widths: Widths, ends: Any) -> tuple[Any, Any
         _ramp(edge, axis, width, end) if width else None
         for edge, width, end in zip(_edges(x, axis), widths, ends, strict=True)
     )
-    return left, None if right is None else getitem(right, _backwards(axis))
+    return left, None if right is None else getitem(right, _reversed_along(axis))
 
 
 def _ramp(edge: Any, axis: int, width: int, end: Any) -> Any:
@@ -193,7 +193,7 @@ def _reflect_odd(x: Any, axis: int, widths: Widths, skipped: int) -> Any:
     left, right = widths
 
     def image(start: int, width: int, edge: Any) -> Any:
-        part = getitem(_slice(x, axis, start, start + width), _backwards(axis))
+        part = getitem(_slice(x, axis, start, start + width), _reversed_along(axis))
         return subtract(multiply(repeat(edge, width, axis), 2), part) if width else None
 
     while left or right:

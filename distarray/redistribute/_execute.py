@@ -9,7 +9,7 @@ exchanged by one all-to-all(v) and unpacked.
 Peak memory beyond source and destination: none within a node where the source block came from
 the library's pool (a copy of it otherwise); between nodes the packed bytes sent and received at
 a time, which `packed_at_a_time` bounds by exchanging in rounds, and ``max_bytes`` where it is less.
-Of a source that may be overwritten the messages of several rounds lie in both blocks (`_rooms`).
+Of a source that may be overwritten the messages of several rounds lie in both blocks.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
     return mesh
 
 
-class _Doing:
+class _NamedStep:
     """What a rank is doing, told only where ranks disagree."""
 
     __slots__ = ("_purpose", "_step")
@@ -336,7 +336,9 @@ def _describe_call(
     """Return the token of a step for a purpose and a kind of device, and what says it."""
     if device != "cpu":
         number ^= _ON_GPU
-    return (number, step) if purpose is None else (number ^ purpose.token, _Doing(purpose, step))
+    return (
+        (number, step) if purpose is None else (number ^ purpose.token, _NamedStep(purpose, step))
+    )
 
 
 class _Local:
@@ -588,7 +590,7 @@ class _Exchange(_Collective):
             return None
         logs = recording()
         started = perf_counter() if logs else 0.0
-        told = small.send(local.tobytes(), self._token ^ purpose.token, _Doing(purpose, self))
+        told = small.send(local.tobytes(), self._token ^ purpose.token, _NamedStep(purpose, self))
         if told is None:
             return None
         if logs:
@@ -707,7 +709,7 @@ class _Exchange(_Collective):
         reduce_boxes(parts, op, total=total)
 
 
-class _Together:
+class _JointExchange:
     """Several exchanges of small blocks, in one round."""
 
     __slots__ = ("_communicator", "_moves", "_name", "_small", "_token")
@@ -747,7 +749,7 @@ class _Together:
 
 
 @kept(1024)  # any number of this size does
-def _together(*parts: Any) -> _Together | None:
+def _together(*parts: Any) -> _JointExchange | None:
     """Return how several blocks move in one round, given layouts before and after and dtypes.
 
     None where fewer than two are small and go along the same mesh axes.
@@ -766,7 +768,7 @@ def _together(*parts: Any) -> _Together | None:
         return None
     if not are_small([step.source for step in steps], communicator):
         return None
-    return _Together(chosen, communicator)
+    return _JointExchange(chosen, communicator)
 
 
 class _AllReduce(_Collective):

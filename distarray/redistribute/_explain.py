@@ -81,7 +81,7 @@ def _row(plan: Plan, step: Step, rank: int) -> tuple[object, ...]:
     rounds = getattr(step, "rounds", 1)
     return (
         f"{name}{f' ({reduction})' if reduction else ''}{f' x{rounds}' if rounds > 1 else ''}",
-        _over(step),
+        _describe_axes(step),
         str(step.dst),
         step.messages(rank),
         bytes_text(step.bytes_received(rank)),
@@ -90,7 +90,7 @@ def _row(plan: Plan, step: Step, rank: int) -> tuple[object, ...]:
     )
 
 
-def _over(step: Step) -> str:
+def _describe_axes(step: Step) -> str:
     if isinstance(step, LocalStep):
         return "-"
     if step.src.mesh.shape != step.dst.mesh.shape or not step.mesh_axes:

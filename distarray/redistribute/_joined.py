@@ -163,12 +163,12 @@ class Joined:
                 if not communicator.reaches_all():
                     offset = _offset(part, operands, axis, mesh.coordinate)
                     takes.gives.extend(
-                        [(peer, _moved(source, axis, offset)) for peer, source in step.gives]
+                        [(peer, _shift(source, axis, offset)) for peer, source in step.gives]
                     )
             for peer, source, target in _takes(step, part, me):
                 coordinate = mesh.coordinate_of(ranks[peer])
-                source = _moved(source, axis, _offset(part, operands, axis, coordinate))
-                target = _moved(target, axis, place[axis].start)
+                source = _shift(source, axis, _offset(part, operands, axis, coordinate))
+                target = _shift(target, axis, place[axis].start)
                 if takes is None or peer == me:
                     own.append((part.operand, source, target))
                 else:
@@ -328,7 +328,7 @@ def _takes(step: BoundStep | None, part: Part, me: int) -> Iterator[tuple[int, R
     yield me, whole, whole
 
 
-def _moved(region: Region, axis: int, by: int) -> Region:
+def _shift(region: Region, axis: int, by: int) -> Region:
     """Return a region further on along an axis."""
     along = region[axis]
     return (*region[:axis], slice(along.start + by, along.stop + by), *region[axis + 1 :])

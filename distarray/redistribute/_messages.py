@@ -11,7 +11,7 @@ others have left it, or where nothing has come yet in the new one, as far as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import prod
@@ -32,7 +32,6 @@ from distarray.comm import (
 )
 from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute._rooms import Rooms, buffers, find_rooms, span_of
 from distarray.redistribute._schedule import WHOLE, Transfer, slab, slabs
 from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
@@ -79,7 +78,7 @@ def _regions(by_rank: Sequence[Sequence[Box]]) -> _Regions | None:
     return [region(mine[0]) if mine else None for mine in by_rank]
 
 
-def _as_they_lie(block: Buffer, regions: _Regions | None) -> list[Buffer] | None:
+def _contiguous_parts(block: Buffer, regions: _Regions | None) -> list[Buffer] | None:
     """Return a view of a block for each rank, where none of them has to be packed."""
     if regions is None:
         return None
@@ -105,7 +104,7 @@ def _packs_nothing(step: ExchangeStep, ranks: Sequence[int]) -> bool:
     if step.reduce is not None:
         return False
     for rank in ranks[:: -(-len(ranks) // _SAMPLED_RANKS)]:
-        src, dst = (_imagine(layout, step.dtype, rank) for layout in (step.src, step.dst))
+        src, dst = (_empty_view(layout, step.dtype, rank) for layout in (step.src, step.dst))
         ends = [(src, one.src_box, one.peers) for one in step.sends(rank)]
         ends += [(dst, one.dst_box, one.peers) for one in step.receives(rank)]
         if not all(
@@ -115,13 +114,105 @@ def _packs_nothing(step: ExchangeStep, ranks: Sequence[int]) -> bool:
     return True
 
 
-def _imagine(layout: Layout, dtype: np.dtype[Any], rank: int) -> np.ndarray:
+def _empty_view(layout: Layout, dtype: np.dtype[Any], rank: int) -> np.ndarray:
     """Return an array with the shape and strides of a rank's block, without memory."""
     coordinate = layout.mesh.coordinate_of(rank)
     shape = (0,) if coordinate is None else layout.local_shape(coordinate)
     strides = [dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
     return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
 
+
+# --- room for messages ------------------------------------------------------------------------
+
+Span = tuple[int, int]
+"""The first of some items of a block, in C order, and what follows the last."""
+
+Room = tuple[int, Span]
+"""Which block, the one before or the one after, and where in it."""
+
+Rooms = list[Room | None]
+"""Of what a round sends and receives; None where there is none."""
+
+
+def span_of(view: np.ndarray, block: np.ndarray) -> Span:
+    """Return where a view lies in a block in C order, with all in between."""
+    if not view.size:
+        return 0, 0
+    steps = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
+    start = stop = view.ctypes.data - block.ctypes.data
+    start += sum([step for step in steps if step < 0])
+    stop += sum([step for step in steps if step > 0]) + view.itemsize
+    return start // view.itemsize, stop // view.itemsize
+
+
+def find_rooms(
+    blocks: Sequence[np.ndarray],
+    rounds: Sequence[tuple[Sequence[Span], Sequence[Span]]],
+    near: tuple[Sequence[Span], Sequence[Span]],
+    last: int,
+    counts: Sequence[tuple[int, int]],
+) -> list[Rooms]:
+    """Return where what each round sends, and what it receives, can lie: in which block, and where.
+
+    What has been sent leaves room in the block before an exchange, and what has not come yet in the
+    one after it. Slabs of one of the two mostly lie one after another, so that in every round one
+    of both has room enough.
+
+    Parameters
+    ----------
+    blocks
+        Before and after, in C order; the one before may be overwritten.
+    rounds
+        What each sends of the block before, and fills of the one after.
+    near
+        What is read of the block before, and filled of the one after, without messages.
+    last
+        After which round that is done.
+    counts
+        Items that each round sends, and receives.
+    """
+    found: list[Rooms] = []
+    for k, needed in enumerate(counts):
+        kept = [span for leaving, _ in rounds[k:] for span in leaving]
+        come = [span for _, arriving in rounds[: k + 1] for span in arriving]
+        if k <= last:
+            kept += near[0]
+        else:
+            come += near[1]
+        found.append([])
+        for count in needed:
+            room: Room | None = None
+            for side, taken in enumerate((kept, come)):
+                # The block before empties from its beginning on, and the other fills.
+                start = _gap(blocks[side].size, taken, count, side == 0)
+                if start is not None:
+                    room = side, (start, start + count)
+                    taken.append(room[1])
+                    break
+            found[-1].append(room)
+    return found
+
+
+def _gap(size: int, taken: Iterable[Span], count: int, first: bool) -> int | None:
+    """Return where so many items of a block lie in none of some spans, first or last."""
+    at, found = 0, None
+    for start, stop in [*sorted(taken), (size, size)]:
+        if start - at >= count:
+            if first:
+                return at
+            found = start - count
+        at = max(at, stop)
+    return found
+
+
+def buffers(blocks: Sequence[np.ndarray], rooms: Rooms) -> list[np.ndarray | None]:
+    """Return the stretches of blocks that rooms are, as arrays of one axis."""
+    return [
+        None if room is None else blocks[room[0]].reshape(-1)[slice(*room[1])] for room in rooms
+    ]
+
+
+# --- exchanges -----------------------------------------------------------------------------------
 
 _End = tuple[Sequence[Buffer] | None, Sequence[int]]
 """What goes to each rank, or what its part fills, as it lies; or None, and how many packed values
@@ -322,8 +413,8 @@ class Messages:
         packed, leaving, arriving, send_counts, recv_counts, _ = current
         parts = into = None
         if self._sends_parts:
-            parts = _as_they_lie(local, leaving)
-            into = _as_they_lie(out, arriving)
+            parts = _contiguous_parts(local, leaving)
+            into = _contiguous_parts(out, arriving)
         return _exchange(
             self._communicator,
             local,

@@ -22,7 +22,7 @@ from distarray.torch._compat import (
     is_going_backward,
     will_execute,
 )
-from distarray.torch._layouts import Beside
+from distarray.torch._layouts import TensorMap
 from distarray.typing import Buffer
 
 ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
@@ -48,7 +48,7 @@ class BackwardPass(ABC):
     """
 
     def __init__(self) -> None:
-        ending = _Ending(self)
+        ending = _EndOfPass(self)
         call_after_backward(ending)
         self._ending = weakref.ref(ending)
 
@@ -66,7 +66,7 @@ class BackwardPass(ABC):
         """Let go what a pass that failed has left; nothing where it has come to its end."""
 
 
-class _Ending:
+class _EndOfPass:
     def __init__(self, ends: BackwardPass) -> None:
         self._ends = ends
 
@@ -79,7 +79,7 @@ class _Ending:
 
 # --- awaited gradients ----------------------------------------------------------------------------
 
-awaited: Beside[bool] = Beside()
+awaited: TensorMap[bool] = TensorMap()
 """Parameters for whose gradients somebody waits while the backward pass goes on."""
 
 # --- late gradients ------------------------------------------------------------------------------

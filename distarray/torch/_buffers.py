@@ -120,7 +120,7 @@ def tensor_of(buffer: Buffer) -> torch.Tensor:
     if not buffer.size:  # there is no address that would tell of a device
         nothing = torch.from_numpy(np.empty(buffer.shape, buffer.dtype))
         return nothing.to(torch_device(_backend.device_of(buffer)))
-    return _lent(buffer)
+    return _as_tensor(buffer)
 
 
 # --- devices -------------------------------------------------------------------------------------
@@ -215,12 +215,12 @@ def _on_gpu(tensor: torch.Tensor, number: int) -> Buffer:
     cupy = _device.cupy()
     item = tensor.element_size()
     strides = tuple(step * item for step in tensor.stride())
-    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), _reach(tensor) * item, tensor, number)
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), _span(tensor) * item, tensor, number)
     pointer = cupy.cuda.MemoryPointer(memory, 0)
     return cupy.ndarray(tuple(tensor.shape), wire_dtype(tensor.dtype), pointer, strides)
 
 
-def _reach(tensor: torch.Tensor) -> int:
+def _span(tensor: torch.Tensor) -> int:
     """Return how many items there are from the first one to the last one in memory."""
     if not tensor.numel():
         return 0
@@ -228,6 +228,6 @@ def _reach(tensor: torch.Tensor) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, steps, strict=True))
 
 
-def _lent(buffer: Buffer) -> torch.Tensor:
+def _as_tensor(buffer: Buffer) -> torch.Tensor:
     found: torch.Tensor = torch.from_dlpack(buffer)
     return found

@@ -106,7 +106,7 @@ def _way_back(layout: Layout, rim: Rim, dtype: torch.dtype) -> _WayBack:
         start, size = size, size + prod(shape)
         arrived = Window(0, slice(start, size), shape, (...,))
         receives.append(Pair(pair.peer, pair.target, arrived))
-        owned.append(_forwards(pair.source.key, block.shape))
+        owned.append(_without_negative_steps(pair.source.key, block.shape))
     sends = tuple(
         Pair(pair.peer, pair.target, pair.source) for pair in there.receives if pair.peer != own
     )
@@ -114,7 +114,7 @@ def _way_back(layout: Layout, rim: Rim, dtype: torch.dtype) -> _WayBack:
     return _WayBack(exchange, size, tuple(owned), found.interior, found.first.fills)
 
 
-def _forwards(
+def _without_negative_steps(
     key: tuple[slice, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
     """Return a window without negative steps, which torch lacks, and which axes had them."""

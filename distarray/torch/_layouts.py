@@ -73,10 +73,10 @@ class Derived(NamedTuple):
     x: torch.Tensor | None = None
 
 
-class Beside(Generic[T]):
+class TensorMap(Generic[T]):
     """A dictionary with tensors as keys, by identity, that does not keep them alive."""
 
-    _all: ClassVar[list[Beside[Any]]] = []
+    _all: ClassVar[list[TensorMap[Any]]] = []
 
     def __init__(self) -> None:
         self._found: dict[int, T] = {}
@@ -136,7 +136,7 @@ class Beside(Generic[T]):
         return found
 
 
-_beside: Beside[Placed | Lost | Derived] = Beside()
+_beside: TensorMap[Placed | Lost | Derived] = TensorMap()
 
 watched: ContextVar[Callable[[torch.Tensor], None] | None] = ContextVar(
     "what hears of every tensor that is placed", default=None
@@ -395,7 +395,7 @@ def is_sharded(layout: Layout) -> bool:
 
 def _told_shapes(draft: Layout, dtype: torch.dtype) -> tuple[Shape, ...]:
     """Return the shape of every rank's block, in the order of the mesh."""
-    number, what = _question(draft.mesh, draft.placements, draft.ndim, dtype)
+    number, what = _shape_token(draft.mesh, draft.placements, draft.ndim, dtype)
     mesh: Any = draft.mesh
     comm = mesh.communicator()
     told = np.array(draft.shape, np.int64)
@@ -409,7 +409,7 @@ def _told_shapes(draft: Layout, dtype: torch.dtype) -> tuple[Shape, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _question(
+def _shape_token(
     mesh: Any, placements: tuple[Placement, ...], ndim: int, dtype: torch.dtype
 ) -> tuple[int, str]:
     """Return the token of an exchange of shapes, and what it says."""

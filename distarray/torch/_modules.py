@@ -26,7 +26,7 @@ from distarray.errors import (
     MismatchError,
 )
 from distarray.torch._compat import REPLACING, buffers_of, parameters_of
-from distarray.torch._layouts import Beside, Placed, is_placed, own_placed, place
+from distarray.torch._layouts import Placed, TensorMap, is_placed, own_placed, place
 
 _NAME = "_distarray"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,7 +85,7 @@ def watch_replacements(module: nn.Module) -> None:
         module.__dict__.setdefault(name, MethodType(_watch(name), module))
 
 
-_successors: Beside[tuple[weakref.ref[nn.Module], str]] = Beside()
+_successors: TensorMap[tuple[weakref.ref[nn.Module], str]] = TensorMap()
 """Where another parameter has taken the place of one first, of the modules that share it."""
 
 
@@ -95,7 +95,7 @@ def _watch(method: str) -> Callable[..., Any]:
         before = {name: own for name, own in parameters_of(module).items() if own is not None}
         with ExitStack() as stack:
             if torch.__future__.get_swap_module_params_on_conversion():
-                stack.enter_context(Beside.unreferenced(list(before.values())))
+                stack.enter_context(TensorMap.unreferenced(list(before.values())))
             result = getattr(type(module), method)(module, *args, **kwargs)
         for name, old in before.items():
             new: Any = parameters_of(module)[name]

@@ -45,7 +45,7 @@ def routes_between(
 ) -> tuple[Route, Route]:
     """Return the ways between layouts, of values and of gradients, or raise if there are none."""
     told = None if grad_placements is None else tuple(grad_placements)
-    there, back, refusal = _ways(src, dst, told)
+    there, back, refusal = _routes_of(src, dst, told)
     if refusal and requires_grad:
         raise DTypeError(refusal)
     return there, back
@@ -70,7 +70,7 @@ def to_parts(src: Layout, back: Route, layout: Layout, parts: frozenset[tuple[in
 
 
 @lru_cache(maxsize=4096)
-def _ways(
+def _routes_of(
     src: Layout, dst: Layout, grad_placements: tuple[Placement, ...] | None
 ) -> tuple[Route, Route, str]:
     """Return the ways of values and gradients, and why a gradient has none, where it has none."""

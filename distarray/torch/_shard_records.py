@@ -14,14 +14,14 @@ from torch import nn
 
 from distarray.errors import StateDictError
 from distarray.torch._compat import parameters_of, state_dict_hooks_of
-from distarray.torch._layouts import Beside, Placed, is_sharded
+from distarray.torch._layouts import Placed, TensorMap, is_sharded
 from distarray.torch._modules import state_of, watch_replacements
-from distarray.torch._shards import torn_among
+from distarray.torch._shards import count_first_cut
 
 KEY = "distarray_shares"
 """Under which metadata has a module's shards, by its parameters' names: saved files have it."""
 
-_names: Beside[str] = Beside()
+_names: TensorMap[str] = TensorMap()
 
 Record = tuple[Any, ...]
 """Of plain values, which torch loads with ``weights_only=True``."""
@@ -66,7 +66,7 @@ def record_of(placed: Placed | None) -> Record | None:
     if placed is None or not is_sharded(placed.layout):
         return None
     layout, parts, axis, units, _ = placed
-    torn = (parts, axis, units, torn_among(placed)) if parts else ()
+    torn = (parts, axis, units, count_first_cut(placed)) if parts else ()
     return str(layout), layout.shape, layout.local_box(), torn
 
 

@@ -18,7 +18,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Layout, Placement, chunk
-from distarray.torch._layouts import Beside, Placed
+from distarray.torch._layouts import Placed, TensorMap
 
 
 def placed_as(
@@ -71,7 +71,7 @@ def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     _, parts, axis, units, _ = placed
     if not parts:
         return full
-    return order_by_ranks(full, parts, units, torn_among(placed), axis)
+    return order_by_ranks(full, parts, units, count_first_cut(placed), axis)
 
 
 def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
@@ -79,10 +79,10 @@ def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:
     _, parts, axis, units, _ = placed
     if not parts:
         return gathered
-    return order_by_parts(gathered, parts, units, torn_among(placed), axis)
+    return order_by_parts(gathered, parts, units, count_first_cut(placed), axis)
 
 
-def torn_among(placed: Placed) -> int:
+def count_first_cut(placed: Placed) -> int:
     """Return how many ranks have a shard of each part: along the mesh axis that cuts first.
 
     Layouts do not know where in the order an axis of one rank comes: it cuts nothing.
@@ -92,7 +92,7 @@ def torn_among(placed: Placed) -> int:
     return next((size for size in sizes if size > 1), 1)
 
 
-shards: Beside[bool] = Beside()
+shards: TensorMap[bool] = TensorMap()
 """Parameters of which `fully_shard` has made this rank's shards."""
 
 

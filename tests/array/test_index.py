@@ -122,13 +122,13 @@ def test_large_item_of_a_cut_axis_is_spread_over_the_ranks(monkeypatch: pytest.M
 
 def test_items_of_one_block_share_their_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    outcome = _selection._outcome
+    outcome = _selection._layouts_of
 
     def counted(*args: Any) -> Any:
         found.append(args)
         return outcome(*args)
 
-    monkeypatch.setattr(_selection, "_outcome", counted)
+    monkeypatch.setattr(_selection, "_layouts_of", counted)
 
     def program() -> None:
         x = distribute_array(np.arange(50.0), DeviceMesh([0]), [Shard(0)], src=None)

@@ -23,7 +23,7 @@ _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
 
 
-def _about_to(operation: str, path: str) -> None:
+def _call_hook(operation: str, path: str) -> None:
     if hook is not None:
         hook(operation, path)
 
@@ -41,13 +41,13 @@ def _name_file(path: str) -> Iterator[None]:
 
 def make_directory(path: str) -> None:
     """Make a directory, and those above it where they are missing."""
-    _about_to("make directory", path)
+    _call_hook("make directory", path)
     os.makedirs(path)
 
 
 def ensure_directory(path: str) -> None:
     """Make a directory that others may be making as well."""
-    _about_to("ensure directory", path)
+    _call_hook("ensure directory", path)
     os.makedirs(path, exist_ok=True)
 
 
@@ -64,7 +64,7 @@ def open_to_write(path: str) -> int:
 def _open(operation: str, path: str, flags: int) -> int:
     limit = time.monotonic() + _SECONDS_TO_APPEAR
     while True:
-        _about_to(operation, path)
+        _call_hook(operation, path)
         try:
             return os.open(path, flags | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
@@ -77,7 +77,7 @@ def write(file: int, data: Any, path: str) -> None:
     """Write all bytes of a contiguous buffer at the file's position."""
     view = memoryview(data).cast("B")
     while view:
-        _about_to("write", path)
+        _call_hook("write", path)
         with _name_file(path):
             view = view[os.write(file, view) :]
 
@@ -86,7 +86,7 @@ def write_at(file: int, data: Any, offset: int, path: str) -> None:
     """Write all bytes of a contiguous buffer at an offset."""
     view = memoryview(data).cast("B")
     while view:
-        _about_to("write", path)
+        _call_hook("write", path)
         with _name_file(path):
             done = os.pwrite(file, view, offset)
         view, offset = view[done:], offset + done
@@ -123,14 +123,14 @@ def start_writeback(file: int, offset: int, nbytes: int) -> None:
 
 def sync(file: int, path: str) -> None:
     """Wait until what was written to a file is on the device."""
-    _about_to("sync", path)
+    _call_hook("sync", path)
     with _name_file(path):
         os.fsync(file)
 
 
 def sync_directory(path: str) -> None:
     """Wait until the entries of a directory are on the device, where its file system can."""
-    _about_to("sync directory", path)
+    _call_hook("sync directory", path)
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _name_file(path):
@@ -144,13 +144,13 @@ def sync_directory(path: str) -> None:
 
 def rename(source: str, target: str) -> None:
     """Give a file or directory another name; a directory of that name must not exist."""
-    _about_to("rename", target)
+    _call_hook("rename", target)
     os.rename(source, target)
 
 
 def exchange(first: str, second: str) -> bool:
     """Exchange two names in one step; False where the system or file system cannot."""
-    _about_to("exchange", second)
+    _call_hook("exchange", second)
     call = _renameat2()
     if call is None:
         return False
@@ -191,14 +191,14 @@ def _library_call(name: str) -> Any:
 
 def remove_file(path: str) -> None:
     """Remove a file, if it is there."""
-    _about_to("remove", path)
+    _call_hook("remove", path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_tree(path: str) -> None:
     """Remove a directory and what is in it, as far as that is possible."""
-    _about_to("remove", path)
+    _call_hook("remove", path)
     shutil.rmtree(path, ignore_errors=True)
 
 

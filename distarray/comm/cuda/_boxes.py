@@ -50,14 +50,14 @@ def launch_copies(pairs: Sequence[tuple[Buffer, Buffer]]) -> bool:
     """Copy the second array of each pair into the first, by one launch; tell whether it was done.
 
     The arrays are views of blocks: the same shape and dtype in a pair, any strides, no shared
-    memory. A box that comes alone is left to CuPy where that is as quick (see ``_gains_alone``).
+    memory. A box that comes alone is left to CuPy where that is as quick (`_is_faster_by_kernel`).
     """
     pairs = [(dst, src) for dst, src in pairs if dst.size]
     if not pairs:
         return True
     if not all(_same_bytes(dst, src) for dst, src in pairs):
         return False
-    if len(pairs) == 1 and not _gains_alone(*pairs[0]):
+    if len(pairs) == 1 and not _is_faster_by_kernel(*pairs[0]):
         return False
     key = tuple(
         (address_of(dst), address_of(src), dst.strides, src.strides, dst.shape, dst.itemsize)
@@ -146,13 +146,13 @@ def _same_bytes(dst: Buffer, src: Buffer) -> bool:
     )
 
 
-def _gains_alone(dst: Buffer, src: Buffer) -> bool:
+def _is_faster_by_kernel(dst: Buffer, src: Buffer) -> bool:
     """Tell whether kernels are quicker than CuPy at a box: one transposed, or rows of small items.
 
     Measured on an H100, as shares of a device copy: CuPy moves rows of float64 and complex128 at 90
     to 100 %, as it does what has no gaps, of float32 at 56 %, of smaller items at 28 and 14 %.
     """
-    if _across(joint_axes(dst, src)[1], dst.itemsize) is not None:
+    if _transposed_axis(joint_axes(dst, src)[1], dst.itemsize) is not None:
         return True
     runs = _runs(dst, src)
     return dst.itemsize < _WIDEST and bool(runs.axes) and runs.nbytes >= _LONG_ROW
@@ -229,7 +229,7 @@ def _words_of_row(box: _Runs) -> int:
     return (box.nbytes + 2 * word - 2) // word  # of one that begins with the last byte of a word
 
 
-def _across(axes: Sequence[Axis], item: int) -> int | None:
+def _transposed_axis(axes: Sequence[Axis], item: int) -> int | None:
     """Return the axis without gaps in the source where another one has none in the destination."""
     if not axes or axes[-1][1] != item or axes[-1][2] == item:
         return None
@@ -240,7 +240,7 @@ def _copy_records(runs: _Runs, word: int, start: int) -> Iterator[Record]:
     addresses, axes, nbytes = runs
     if nbytes > word or not axes:
         axes = [*axes, (nbytes // word, word, word)]
-    across = _across(axes, word)
+    across = _transposed_axis(axes, word)
     inner = [tuple(axis) for axis in reversed(axes)]
     if across is not None:
         inner.insert(1, inner.pop(len(axes) - 1 - across))

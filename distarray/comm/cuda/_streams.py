@@ -55,7 +55,7 @@ class Fork:
             for follower in followers:
                 stack.enter_context(follower(own.ptr))
             own.wait_event(self._event)
-            stack.enter_context(cuda.using_allocator(_after(cuda, self._program, own)))
+            stack.enter_context(cuda.using_allocator(_allocate_after(cuda, self._program, own)))
             try:
                 return work(*arguments)
             finally:
@@ -73,7 +73,7 @@ def note_use() -> None:
     _is_used = True
 
 
-def _after(cuda: Any, program: Any, own: Any) -> Callable[[int], Any]:
+def _allocate_after(cuda: Any, program: Any, own: Any) -> Callable[[int], Any]:
     """Return an allocator whose memory a stream uses after the program's has done with it."""
     take = cuda.get_allocator()
 

@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-class _Told(NamedTuple):
+class _Settings(NamedTuple):
     """What a rank tells the others first."""
 
     setting: str | Failure
@@ -115,10 +115,10 @@ def _decide(communicator: Communicator) -> Verdict:
     return Verdict(found[-1].answer is True, tuple(found))
 
 
-def _compare_settings(communicator: Communicator) -> list[_Told]:
+def _compare_settings(communicator: Communicator) -> list[_Settings]:
     """Return what all ranks tell; the same error on all where the settings are wrong."""
     chosen, error = attempt(setting, VARIABLE)
-    mine = _Told(chosen, _node(communicator), _ask_library(communicator), _child)
+    mine = _Settings(chosen, _node(communicator), _ask_library(communicator), _child)
     everyone = _gather(communicator, mine)
     answers = [told.setting for told in everyone]
     raise_alike(answers, error, communicator.world_ranks, communicator.size)
@@ -209,7 +209,7 @@ def _find_libraries(beginning: str) -> list[str]:
 # --- the child -----------------------------------------------------------------------------------
 
 
-def _run_children(communicator: Communicator, everyone: list[_Told]) -> list[Finding]:
+def _run_children(communicator: Communicator, everyone: list[_Settings]) -> list[Finding]:
     """Return what the child of every node has found; started where none has been before."""
     global _child
     nodes = [told.node for told in everyone]
@@ -253,10 +253,10 @@ def child(device: int) -> Finding:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         said, complaints = (_read(file) for file in (out, err))
-    return _judge(status, said.split(), complaints)
+    return _interpret_exit(status, said.split(), complaints)
 
 
-def _judge(status: int | None, said: list[str], complaints: str) -> Finding:
+def _interpret_exit(status: int | None, said: list[str], complaints: str) -> Finding:
     """Return what it means how a child ended, and what it had said before."""
     if "right" in said:
         return Finding("child", True, "a process has sent device memory to itself")

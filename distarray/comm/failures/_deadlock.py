@@ -70,7 +70,7 @@ def find_circle(me: int, here: Whereabouts, ask: Ask) -> list[tuple[int, Whereab
                 continue
             answers[rank] = one, asked, at
             if rank == me:
-                return _circle(me, answers) if _is_certain(me, here, answers, ask) else []
+                return _trace_cycle(me, answers) if _is_certain(me, here, answers, ask) else []
             reached[rank] = at
             frontier.append(rank)
     return []
@@ -83,7 +83,7 @@ def _is_certain(
     ask: Ask,
 ) -> bool:
     """Tell whether every rank of a circle waits where it did before the circle was known."""
-    before = {answers[rank][1]: answers[rank][2] for rank, _ in _circle(me, answers)}
+    before = {answers[rank][1]: answers[rank][2] for rank, _ in _trace_cycle(me, answers)}
     again = ask(before)
     return _where(answers[me][2]) == _where(here) and all(
         asked in again and not again[asked].has_joined and _where(again[asked]) == _where(at)
@@ -95,7 +95,7 @@ def _where(at: Whereabouts) -> tuple[Question, float, int]:
     return at.meeting, at.since, at.may_join
 
 
-def _circle(
+def _trace_cycle(
     me: int, answers: dict[int, tuple[int, Inquiry, Whereabouts]]
 ) -> list[tuple[int, Whereabouts]]:
     path = [(me, answers[me][2])]

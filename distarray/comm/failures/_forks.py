@@ -67,10 +67,10 @@ def end_apart() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: ending.append(watch_exit_status()))
     ending: list[Any] = []
-    atexit.register(_end_apart, ending)
+    atexit.register(_end_child, ending)
 
 
-def _end_apart(ending: list[Any]) -> None:
+def _end_child(ending: list[Any]) -> None:
     if not ending:
         return
     status = ending[-1].get()

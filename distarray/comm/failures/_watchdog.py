@@ -169,10 +169,10 @@ class Watchdog:
 def _other_threads() -> bool:
     """Tell whether the program has threads that may communicate as well."""
     main = threading.main_thread()
-    return any(t is not main and not _keeps_apart(t) for t in threading.enumerate())
+    return any(t is not main and not _is_independent(t) for t in threading.enumerate())
 
 
-def _keeps_apart(thread: threading.Thread) -> bool:
+def _is_independent(thread: threading.Thread) -> bool:
     """Tell whether it is known that a thread never joins what main threads wait for."""
     if thread.name.startswith(_OWN_THREADS):
         return True

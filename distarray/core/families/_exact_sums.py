@@ -126,7 +126,7 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     block, factors = items.block, items.factors
     if block is not None and not _backend.is_numpy(block):
         if not block.size:
-            return _way(block.shape, None, None, None, axes, wanted, False).nothing()
+            return _choose_way(block.shape, None, None, None, axes, wanted, False).nothing()
         words = np.moveaxis(_backend.to_host(_add_on_device(block, axes)), 0, -1)
         return _round(words, wanted) if wanted else words
     left, right = factors or (block, block)
@@ -138,9 +138,9 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
         and right.flags.aligned
     ):
         others = None if factors is None else right.strides
-        way = _way(left.shape, left.strides, others, left.dtype, axes, wanted, items.negates)
+        way = _choose_way(left.shape, left.strides, others, left.dtype, axes, wanted, items.negates)
     else:
-        way = _way(items.shape, tuple(items.strides), None, None, axes, wanted, False)
+        way = _choose_way(items.shape, tuple(items.strides), None, None, axes, wanted, False)
     if way.size == 0:
         return way.nothing()
     if wanted and block is not None and prod(way.shape) == way.size:  # of one item each
@@ -203,7 +203,7 @@ class _Way(NamedTuple):
 
 
 @functools.lru_cache(256)
-def _way(
+def _choose_way(
     shape: Shape,
     strides: tuple[int, ...] | None,
     others: tuple[int, ...] | None,
@@ -340,7 +340,7 @@ class _Nest(NamedTuple):
                     where = first + places[0], second + places[1]
                     told |= run(*where, *rest, to + i * step, wanted)
         if told:
-            _tell(told)
+            _raise_float_errors(told)
         return into
 
     def arrange(self, found: Buffer) -> Buffer:
@@ -432,7 +432,7 @@ def scratch_of_thread() -> int:
     return address
 
 
-def _tell(told: int) -> None:
+def _raise_float_errors(told: int) -> None:
     """Let NumPy warn of sums, or raise, as `np.errstate` says."""
     if told & _INVALID:
         np.subtract(np.inf, np.inf)
@@ -581,7 +581,7 @@ def _round(words: Buffer, wanted: int) -> Buffer:
         "reduce exactly words",
         words.nbytes,
         _kernel("round_words"),
-        lambda run: _tell(run(address_of(flat), len(flat), address_of(sums), to_odd)),
+        lambda run: _raise_float_errors(run(address_of(flat), len(flat), address_of(sums), to_odd)),
         by_numpy,
         _ROUNDING_COST,
     )
@@ -600,7 +600,7 @@ def _round_one(digits: list[int], to_odd: bool) -> float:
         cut |= cut << beyond != magnitude
         return ldexp(cut if total > 0 else -cut, beyond + LEAST)
     except OverflowError:
-        _tell(_OVERFLOW)
+        _raise_float_errors(_OVERFLOW)
         return inf if total > 0 else -inf
 
 

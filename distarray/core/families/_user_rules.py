@@ -48,7 +48,7 @@ def _spec(rule: Rule, name: str, call: Call) -> Spec:
     return Spec(inputs, tuple(output), rule.combine)
 
 
-def _made(rule: Rule, step: Step, result: Any) -> Layout:
+def _layout_of_result(rule: Rule, step: Step, result: Any) -> Layout:
     """Return the layout of the result, with the lengths of axes that the function made."""
     layout, name = step.output, step.op.name
     if result is None:
@@ -201,7 +201,7 @@ def register_rule(
         dtypes=lambda _, call: (None, call.dtypes[0]),
         bind=lambda _: lambda function, *blocks: function(*blocks),
         combine=combine,
-        made=functools.partial(_made, rule),
+        made=functools.partial(_layout_of_result, rule),
     )
     op.describe(__doc__=getattr(func, "__doc__", None), __signature__=_signature(func))
     if isinstance(func, np.ufunc):

@@ -44,7 +44,7 @@ _ROUNDING: Final = 10
 """Times the precision of A's largest eigenvalue: of what rounding alone leaves of a residual."""
 
 
-def _begin(
+def _start_space(
     name: str, operator: Operator, A: Any, v0: Any, rng: Any, length: int | None
 ) -> tuple[Space, Any, Any]:
     """Return the space of the vectors, the first one's block, and a source of others."""
@@ -152,7 +152,7 @@ def power_iteration(
     check_callback("power_iteration", callback)
     operator = read_operator("power_iteration", "A", A)
     length = None if operator.shape is None else operator.shape[1]
-    space, block, _ = _begin("power_iteration", operator, A, v0, rng, length)
+    space, block, _ = _start_space("power_iteration", operator, A, v0, rng, length)
     operator.check_shape("power_iteration", space.layout.shape, space.layout.shape)
     limit = read_count("power_iteration", "maxiter", maxiter, 10 * space.size)
     apply = Map("what A returned", operator.matvec, space, space)
@@ -285,7 +285,7 @@ def eigsh(
     operator = read_operator("eigsh", *(("A", A) if OPinv is None else ("OPinv", OPinv)))
     shape = operator.shape or read_operator("eigsh", "A", A).shape
     length = None if shape is None else shape[1]
-    space, block, draw = _begin("eigsh", operator, A, v0, rng, length)
+    space, block, draw = _start_space("eigsh", operator, A, v0, rng, length)
     operator.check_shape("eigsh", space.layout.shape, space.layout.shape)
     n = space.size
     k = read_count("eigsh", "k", k, 6, 1)

@@ -68,7 +68,7 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
         block = empty_block(whole, dtype)
     else:
         block = _backend.asarray(make(box), device_of(layout))
-    return _laid(block, whole, layout)
+    return _cut_out(block, whole, layout)
 
 
 def _build_alike(layout: Layout, dtype: np.dtype[Any], make: Callable[..., Buffer]) -> Any:
@@ -77,10 +77,10 @@ def _build_alike(layout: Layout, dtype: np.dtype[Any], make: Callable[..., Buffe
     if not layout.has_partial:
         return new_array(make(layout.local_shape(), dtype, device_of(layout)), layout)
     whole = layout.without_partial()
-    return _laid(make(whole.local_shape(), dtype, device_of(layout)), whole, layout)
+    return _cut_out(make(whole.local_shape(), dtype, device_of(layout)), whole, layout)
 
 
-def _laid(block: Buffer, whole: Layout, layout: Layout) -> Any:
+def _cut_out(block: Buffer, whole: Layout, layout: Layout) -> Any:
     return new_array(block if whole is layout else redistribute_local(block, whole, layout), layout)
 
 

@@ -128,7 +128,7 @@ def surround(layout: Layout, reaches: Reaches, what: str, *, inside: bool = Fals
         peer = position(part.block for part in parts)
         if not inside or peer != communicator.rank or any(p.source != p.target for p in parts):
             receives.append(pair(peer, parts))
-    for found in product(*(_given(each, block) for each, block in zip(needs, own, strict=True))):
+    for found in product(*(_parts_by(each, block) for each, block in zip(needs, own, strict=True))):
         peer = position(block for block, _ in found)
         sends.append(pair(peer, tuple(part for _, part in found)))
     shape, fills = list(layout.local_shape()), list[Fill]()
@@ -150,7 +150,7 @@ def _crosses(needs: Needs) -> bool:
     return any(part.block != block for block, parts in enumerate(needs) for part in parts)
 
 
-def _given(needs: Needs, own: int) -> list[tuple[int, _Part]]:
+def _parts_by(needs: Needs, own: int) -> list[tuple[int, _Part]]:
     """Return what a block along an axis gives, each with the block that it gives it to."""
     return [
         (block, part) for block, parts in enumerate(needs) for part in parts if part.block == own
@@ -169,7 +169,7 @@ def _parts(layout: Layout, axis: int, reaches: Reaches, block: int, inside: bool
     partition = layout.partition(axis)
     low, high = reach(block)
     found = []
-    for at, first, step, length in _images(low, high, layout.shape[axis], mode):
+    for at, first, step, length in _image_stretches(low, high, layout.shape[axis], mode):
         start = first if step > 0 else first - length + 1
         for owner in partition.owners(start, start + length):
             begin, end = partition.bounds(owner)
@@ -185,7 +185,7 @@ def _parts(layout: Layout, axis: int, reaches: Reaches, block: int, inside: bool
     return found
 
 
-def _images(
+def _image_stretches(
     low: int, high: int, size: int, mode: str | None
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield where in a stretch items of the array stand, the first item, the direction, the length.

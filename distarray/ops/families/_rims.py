@@ -142,7 +142,7 @@ def _read_rim(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) 
     widths = tuple(read_widths(name, "width", width, layout.ndim))
     modes: list[str | None] = []
     constants = []
-    for one in _each(name, boundary, layout.ndim):
+    for one in _boundary_of_axes(name, boundary, layout.ndim):
         value = None
         if one is None or (isinstance(one, str) and one in BOUNDARIES):
             mode = None if one is None else BOUNDARIES[one]
@@ -165,7 +165,7 @@ def _read_rim(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) 
     return Rim(widths, tuple(modes), tuple(constants))
 
 
-def _each(name: str, boundary: Any, ndim: int) -> list[Any]:
+def _boundary_of_axes(name: str, boundary: Any, ndim: int) -> list[Any]:
     """Return the boundary of each axis, of what is given once, by axis, or for each."""
     if isinstance(boundary, Mapping):
         each: list[Any] = [None] * ndim

@@ -65,7 +65,7 @@ def selection(name: str) -> Op:
     argument is what `_locate` tells of them, and its local step gets which items they are before
     the block.
     """
-    return Op(name, np.take, lambda _, call: _outcome(call.layouts[0], call.static), bind=_bind)
+    return Op(name, np.take, lambda _, call: _layouts_of(call.layouts[0], call.static), bind=_bind)
 
 
 class Outcome(NamedTuple):
@@ -170,7 +170,7 @@ class Selection:
     def outcome(self) -> Outcome:
         """What keys like this leave."""
         if self._outcome is None:
-            self._outcome = _outcome(self._source, self._parts).plan
+            self._outcome = _layouts_of(self._source, self._parts).plan
         return self._outcome
 
     def take(self, x: BaseArray) -> Any:
@@ -288,7 +288,7 @@ def _locate(layout: Layout, items: Sequence[Item], complete: bool) -> tuple[Key,
     return tuple(key), parts
 
 
-def _outcome(layout: Layout, parts: Parts) -> Layouts:
+def _layouts_of(layout: Layout, parts: Parts) -> Layouts:
     """Return the layouts of a selection, given what it takes of the blocks."""
     flipped = parts.flipped
     taken = tuple([place for place, _, _ in parts.taken])

@@ -248,7 +248,7 @@ def _place_axes(shape: Shape, axes: Sequence[int | None]) -> DimMap:
     )
 
 
-def _backwards(found: Outcome, shape: Shape) -> tuple[int, ...]:
+def _reversed_axes(found: Outcome, shape: Shape) -> tuple[int, ...]:
     """Return which axes of an aligned value are to be reversed."""
     shift = found.kept.ndim - len(shape)
     places = (axis - shift for axis in found.flipped)
@@ -259,7 +259,7 @@ def _align_plain(array: Buffer, found: Outcome) -> Buffer:
     """Return a plain value with one axis per (trailing) axis of the selection's view."""
     axes = _axes_of(array.shape, found)
     array = array.reshape([1 if axis is None else array.shape[axis] for axis in axes])
-    flips = _backwards(found, array.shape)
+    flips = _reversed_axes(found, array.shape)
     return np.flip(array, flips) if flips else array  # of one item it would be a scalar
 
 
@@ -274,7 +274,7 @@ def _write_distributed(x: Any, found: Selection, value: Any) -> None:
         return
     check_kinds(x, value)
     value = run_one(_align, value, _axes_of(value.shape, outcome))
-    flips = _backwards(outcome, value.shape)
+    flips = _reversed_axes(outcome, value.shape)
     if flips:
         value = flip_axes(value, flips)
     target = outcome.value_layout(value.shape)

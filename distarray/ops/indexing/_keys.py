@@ -122,7 +122,7 @@ def parse(key: Any, shape: Shape) -> Advanced:
             mask = arrays[index.operand]
             _check_mask(mask.shape, shape, first)
             if not mask.size:
-                arrays[index.operand] = _nothing_of(mask, shape[first : first + mask.ndim])
+                arrays[index.operand] = _empty_mask(mask, shape[first : first + mask.ndim])
     return Advanced(found, tuple(arrays))
 
 
@@ -257,7 +257,7 @@ def _slices(items: Sequence[Item], shape: Shape) -> Key:
     return tuple(slices)
 
 
-def _nothing_of(mask: Any, shape: Shape) -> Buffer:
+def _empty_mask(mask: Any, shape: Shape) -> Buffer:
     """Return a mask of a shape, in memory of one item, that selects what an empty mask does."""
     block = mask._local if isinstance(mask, BaseArray) else mask
     xp = _backend.namespace_of(block)

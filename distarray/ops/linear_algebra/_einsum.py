@@ -40,7 +40,7 @@ def _parse(subscripts: str) -> tuple[tuple[str, ...], str]:
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     inputs = tuple(left.split(","))
     if not arrow:
-        right = _once(left)
+        right = _single_letters(left)
     for letters in (*inputs, right):
         if not all(letter.isascii() and letter.isalpha() for letter in letters):
             raise ArgumentError(
@@ -60,7 +60,7 @@ def _parse(subscripts: str) -> tuple[tuple[str, ...], str]:
     return inputs, right
 
 
-def _once(left: str) -> str:
+def _single_letters(left: str) -> str:
     """Return the letters that operands have once in all, as the result has them by default."""
     counts = Counter(filter(str.isalpha, left))
     return "".join(sorted(letter for letter, n in counts.items() if n == 1))
@@ -96,7 +96,7 @@ def _plain_letters(subscripts: str, operands: Sequence[Any]) -> tuple[str, list[
             f'einsum got subscripts {subscripts!r}, whose result lacks the axes of "..."; write '
             "it there as well, or a letter for each axis that is summed"
         )
-    right = right.replace("...", spare, 1) if arrow else spare + _once(left)
+    right = right.replace("...", spare, 1) if arrow else spare + _single_letters(left)
     for i, (term, n) in enumerate(zip(terms, hidden, strict=True)):
         letters = term.replace("...", spare[len(spare) - n :], 1)
         while twice := [x for x in letters if x.isalpha() and letters.count(x) > 1]:

@@ -48,7 +48,7 @@ def _contains(items: Buffer, sought: Buffer, invert: bool) -> Buffer:
     return found
 
 
-def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
+def _find_sorted(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
     """Return the function that looks for items where they belong in a sorted block."""
 
     def find(block: Buffer, _: int, sought: Buffer) -> Buffer:
@@ -65,7 +65,7 @@ def _found(invert: bool) -> Callable[[Buffer, int, Buffer], Buffer]:
     return find
 
 
-_member = search_op("isin", _contains, _found, lambda invert: "all" if invert else "any")
+_member = search_op("isin", _contains, _find_sorted, lambda invert: "all" if invert else "any")
 
 
 @register

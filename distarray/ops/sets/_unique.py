@@ -123,7 +123,7 @@ def _of_one_axis(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
     return tuple([Shard(0) if type(p) is Shard else Replicate() for p in placements])
 
 
-def _made(step: Step, block: Buffer | None) -> Layout:
+def _layout_of_result(step: Step, block: Buffer | None) -> Layout:
     """Return the layout of what every process finds of a few items."""
     if block is None:
         raise unknown_shape(step)
@@ -145,7 +145,7 @@ _unique = Op(
     _spec,
     dtypes=_dtypes,
     bind=_bind,
-    made=_made,
+    made=_layout_of_result,
 )
 
 

@@ -149,7 +149,7 @@ def _sorted(lines: Buffer, stable: bool) -> Buffer:
         quick = not stable or kind in "iu" or (kind == "f" and many)
         few.sort(kind=None if quick and not _is_byte(dtype) else "stable")
         if stable and quick and kind == "f":
-            _sort_again(_each(few), _each(lines))
+            _sort_again(_as_lines(few), _as_lines(lines))
         return few
     if kind in "mMSUV":
         keys = _keys_of(lines)
@@ -166,7 +166,7 @@ def _sorted(lines: Buffer, stable: bool) -> Buffer:
     else:
         result.sort(kind="stable" if _is_byte(dtype) else None)
     if stable and kind == "f":
-        for line, source in zip(_each(result), _each(lines), strict=True):
+        for line, source in zip(_as_lines(result), _as_lines(lines), strict=True):
             _restore(line, source)
     return result
 
@@ -181,7 +181,7 @@ def _sort_halves(lines: Buffer) -> None:
     _exchange_order(words.reshape(-1))
     words.sort()
     least = np.int16(~0x7C00)  # of minus infinity: below are NaNs of that sign, which come last
-    each = _each(words)
+    each = _as_lines(words)
     for place in np.flatnonzero((each[:, :1] < least).any(axis=1)):
         line = each[place]
         line[...] = np.roll(line, -np.searchsorted(line, least))
@@ -223,7 +223,7 @@ def _keys_of(lines: Buffer) -> KeyWords:
     return KeyWords(lines.dtype, longest(lines) if lines.dtype.kind in "SU" else None)
 
 
-def _each(lines: Buffer) -> Buffer:
+def _as_lines(lines: Buffer) -> Buffer:
     """Return an array whose items are the lines, as a view where it can be one."""
     return lines.reshape(-1, lines.shape[-1]) if lines.size else lines[:0].reshape(0, 0)
 
@@ -241,7 +241,7 @@ def _order(lines: Buffer) -> Buffer:
         return np.lexsort([lines[name] for name in reversed(dtype.names)], axis=-1)
     if keys is None or (len(keys.bits) > _MOST_WORDS and dtype.names is None):
         return lines.argsort(axis=-1, kind="stable").astype(np.int64, copy=False)
-    orders = [_order_of_words(keys.encode(line)) for line in _each(lines)]
+    orders = [_order_of_words(keys.encode(line)) for line in _as_lines(lines)]
     return (orders[0] if len(orders) == 1 else np.stack(orders)).reshape(lines.shape)
 
 

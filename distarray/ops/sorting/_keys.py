@@ -282,13 +282,13 @@ def _clamped(words: Buffer, low: Buffer | None, high: Buffer | None) -> Buffer:
     """Return a copy of words, of which none is below `low` or above `high`."""
     words = words.copy()
     if low is not None:
-        words[_below(words, low)] = low
+        words[_precedes(words, low)] = low
     if high is not None:
-        words[_below(high, words)] = high
+        words[_precedes(high, words)] = high
     return words
 
 
-def _below(words: Buffer, others: Buffer) -> Buffer:
+def _precedes(words: Buffer, others: Buffer) -> Buffer:
     """Tell which words come before others."""
     below = words[..., -1] < others[..., -1]
     for place in range(words.shape[-1] - 2, -1, -1):
@@ -304,8 +304,8 @@ def _following(words: Buffer, leading: Buffer, size: int) -> Buffer:
     least or the greatest that there can be.
     """
     rest = words[..., size:].copy()
-    rest[_below(words[..., :size], leading)] = 0
-    rest[_below(leading, words[..., :size])] = _FULL
+    rest[_precedes(words[..., :size], leading)] = 0
+    rest[_precedes(leading, words[..., :size])] = _FULL
     return rest
 
 

@@ -85,7 +85,7 @@ def _layouts(_: Op, call: Call) -> Layouts:
     source = call.layouts[model].without_partial()
     output = _resized(source, axis, length)
     inputs = (source,) * len(call.layouts)
-    turned = _turn(source, axis)
+    turned = _find_turned(source, axis)
     if turned is not None:
         back = _resized(turned, axis, length), output, True
         return Layouts(inputs, output, ((source, turned, True), back))
@@ -97,7 +97,7 @@ def _resized(layout: Layout, axis: int, length: int | None) -> Layout:
     return layout if length is None else resize_axis(layout, axis, length)
 
 
-def _turn(layout: Layout, axis: int) -> Layout | None:
+def _find_turned(layout: Layout, axis: int) -> Layout | None:
     """Return the layout with another axis cut in place of this one; None: it is sorted as it is."""
     count = layout.partition(axis).count
     others = [a for a in range(layout.ndim) if a != axis]
@@ -131,7 +131,7 @@ def _along_axis(
     """
     axis, length = step.call.static[:2]
     source, output = step.sources[0], step.output
-    turned = _turn(source, axis)
+    turned = _find_turned(source, axis)
     back = None if turned is None else _resized(turned, axis, length)
     mesh: Any = source.mesh
     comm = None
@@ -321,7 +321,7 @@ def _bind_topk(step: Step) -> Callable[[Buffer], tuple[Buffer, Buffer]]:
         native = _by_fields(lines, ())
         order = np.empty((len(lines), min(k, lines.shape[1])), np.int64)
         for places, line in zip(order, native, strict=True):
-            places[...] = _foremost(line, k, largest)
+            places[...] = _top_places(line, k, largest)
         return np.take_along_axis(native, order, -1), order
 
     def whole(lines: Buffer) -> Lines:
@@ -338,7 +338,7 @@ def _bind_topk(step: Step) -> Callable[[Buffer], tuple[Buffer, Buffer]]:
     return _along_axis(step, whole, across)
 
 
-def _foremost(line: Buffer, k: int, largest: bool) -> Buffer:
+def _top_places(line: Buffer, k: int, largest: bool) -> Buffer:
     """Return where the greatest, or least, items of a line are, in order; all of a short one."""
     if line.dtype.kind in "biuf" and 0 < k < len(line):
         place = len(line) - k if largest else k - 1

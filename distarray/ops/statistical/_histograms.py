@@ -684,7 +684,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     with ErrorsOfNumPy("digitize"):
         np.digitize(np.zeros(1, x.dtype), np.zeros(1, bins.dtype))
     check_one_mesh("digitize", x, bins)
-    descends = _descends(bins)
+    descends = _is_descending(bins)
     side = "left" if right else "right"
     if not descends:
         return searchsorted(bins, x, side)
@@ -693,7 +693,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     return arithmetic.subtract(np.int64(count), searchsorted(ascending, x, side))
 
 
-def _descends(bins: Any) -> bool:
+def _is_descending(bins: Any) -> bool:
     """Tell whether edges descend; they ascend else, and are refused where they do both.
 
     NaN is the largest, as where they are sorted.

@@ -110,7 +110,13 @@ def _reduction_at(ufunc: np.ufunc) -> Callable[..., Any]:
     name = f"{ufunc.__name__}.reduceat"
     local = functools.partial(_reduce_slices, ufunc)
     whole = Op(
-        name, local, _whole_spec, dtypes=_whole_dtypes, bind=_bind_whole, made=_made, ufunc=ufunc
+        name,
+        local,
+        _whole_spec,
+        dtypes=_whole_dtypes,
+        bind=_bind_whole,
+        made=_layout_of_result,
+        ufunc=ufunc,
     )
     if ufunc in ASSOCIATIVE:
         row = Op(
@@ -120,7 +126,7 @@ def _reduction_at(ufunc: np.ufunc) -> Callable[..., Any]:
             dtypes=_dtypes,
             bind=_bind_piece,
             finish=_bind_slices,
-            made=_made,
+            made=_layout_of_result,
             ufunc=ufunc,
         )
     else:
@@ -215,7 +221,7 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     return (dtype,), dtype
 
 
-def _made(step: Step, _: Buffer | None) -> Layout:
+def _layout_of_result(step: Step, _: Buffer | None) -> Layout:
     """Return the layout of the result: each slice is where it begins."""
     axis, _, starts = step.call.static
     offsets = np.searchsorted(starts, step.output.partition(axis).offsets)

@@ -19,7 +19,7 @@ from distarray.torch._moves import check_mesh
 from distarray.torch._shards import shards
 
 
-class _Held(NamedTuple):
+class _Digest(NamedTuple):
     """What a rank holds of a tensor: which block, and what it looks like."""
 
     block: tuple[tuple[str, int], ...]
@@ -69,7 +69,7 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh, *, buffers: bool = True)
     """
     check_mesh(mesh)
 
-    def say() -> dict[str, _Held]:
+    def say() -> dict[str, _Digest]:
         if not isinstance(module, nn.Module):
             raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
         for child in module.modules():
@@ -105,13 +105,13 @@ def _advice(module: nn.Module) -> str:
     )
 
 
-def _describe(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> _Held:
+def _describe(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> _Digest:
     placed = placed_of(tensor)
     block = () if placed is None else _block(name, placed.layout, mesh)
     if is_lazy(tensor):
-        return _Held(block, "no shape yet")
+        return _Digest(block, "no shape yet")
     shape = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    return _Held(block, f"{shape} {'on meta' if tensor.is_meta else digest_of(tensor)[:8]}")
+    return _Digest(block, f"{shape} {'on meta' if tensor.is_meta else digest_of(tensor)[:8]}")
 
 
 def _block(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[tuple[str, int], ...]:
@@ -134,9 +134,9 @@ def _block(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[tuple[str, int]
     return tuple(found)
 
 
-def _list_differences(name: str, told: dict[int, dict[str, _Held]]) -> list[str]:
+def _list_differences(name: str, told: dict[int, dict[str, _Digest]]) -> list[str]:
     """Return what is wrong with a tensor, for each of its blocks."""
-    missing = _Held((), "nothing of that name")
+    missing = _Digest((), "nothing of that name")
     everywhere = all(name in one for one in told.values())
     held = {rank: one.get(name, missing) for rank, one in told.items()}
     wrong = group_by_answer(

@@ -35,7 +35,7 @@ from distarray.torch._backward import (
     pack_gradients,
 )
 from distarray.torch._buffers import dense_strides, empty, tensor_of
-from distarray.torch._layouts import Beside
+from distarray.torch._layouts import TensorMap
 from distarray.torch._opaque import disable_compile
 from distarray.typing import Buffer
 
@@ -175,7 +175,7 @@ class Replica:
         self.current = None
 
 
-_replicas: Beside[weakref.ref[Replica]] = Beside()
+_replicas: TensorMap[weakref.ref[Replica]] = TensorMap()
 """The replicas of parameters, also of those that require no gradient."""
 
 

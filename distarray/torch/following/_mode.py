@@ -166,7 +166,7 @@ class Following(Pausing):
         return (self._followed(Call(func, rule, args, kwargs), drawing),)
 
     def _followed(self, call: Call, drawing: bool) -> Any:
-        if not drawing and not _concerns(call):
+        if not drawing and not _is_concerned(call):
             call = sum_gradients(call)
             result = call.function(*call.args, **call.kwargs)
             derive(call, result)
@@ -186,7 +186,7 @@ class Following(Pausing):
             try:
                 result = call.function(*call.args, **call.kwargs)
             except (RuntimeError, ValueError, IndexError) as error:
-                worked = worked or _of_lost(call)
+                worked = worked or _describe_lost(call)
                 if worked is None:
                     raise
                 raise _refusal(*worked, where="") from error  # perhaps on this rank alone
@@ -200,7 +200,7 @@ class Following(Pausing):
         return result
 
 
-def _concerns(call: Call) -> bool:
+def _is_concerned(call: Call) -> bool:
     """Tell whether anything follows from what is known of a call's operands.
 
     What all ranks have alike needs no check, and beside tensors of which nothing is known nothing
@@ -230,7 +230,7 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
         result = call.first
     known = [one for one in call.operands if one.placed is not None]
     known = [one for one in known if one.is_cut] or known
-    losing = worked or _losing(call)
+    losing = worked or _find_lost(call)
     if losing is None and not known:
         return None
     weights = [one.is_weight for one in known]
@@ -296,7 +296,7 @@ def _followed_to(call: Call, follows: Follows, source: Operand, x: torch.Tensor)
     return place_beside(placed, call.varying)
 
 
-def _losing(call: Call) -> Lost | None:
+def _find_lost(call: Call) -> Lost | None:
     """Return in what the cut was lost before, or what is still to be added; None if neither."""
     losts = [one.lost for one in call.operands if one.lost is not None]
     layouts = (one.placed.layout for one in call.operands if one.placed is not None)
@@ -447,7 +447,7 @@ def _number_of(call: Call, result: Any) -> tuple[str, Lost] | None:
     return _computed_from(lost, call.name)
 
 
-def _of_lost(call: Call) -> tuple[str, Lost] | None:
+def _describe_lost(call: Call) -> tuple[str, Lost] | None:
     """Return of what a function that failed was to compute with something of this rank's alone."""
     losts = (one.lost for one in call.operands if one.lost is not None)
     lost = next((one for one in losts if one.function and is_sharded(one.layout)), None)

@@ -9,10 +9,18 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout, Shard
-from distarray.torch._layouts import Beside, Derived, Lost, Placed, is_sharded, known_of, own_placed
+from distarray.torch._layouts import (
+    Derived,
+    Lost,
+    Placed,
+    TensorMap,
+    is_sharded,
+    known_of,
+    own_placed,
+)
 from distarray.torch.following._axes import Axes
 
-of_weights: Beside[bool] = Beside()
+of_weights: TensorMap[bool] = TensorMap()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
 
 

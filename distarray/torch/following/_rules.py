@@ -297,7 +297,7 @@ def _last(count: int) -> Works:
     return lambda _, x: frozenset(range(max(x.ndim - count, 0), x.ndim))
 
 
-def _from(axis: int) -> Works:
+def _axes_from(axis: int) -> Works:
     return lambda _, x: frozenset(range(axis, x.ndim))
 
 
@@ -315,7 +315,7 @@ def _renormalized(call: Call, x: torch.Tensor) -> frozenset[int]:
     return _every(call, x) - {call.told(2, "dim") % x.ndim}
 
 
-def _met(call: Call, x: torch.Tensor) -> frozenset[int]:
+def _all_if_condition(call: Call, x: torch.Tensor) -> frozenset[int]:
     """Return all axes where indices are returned, of a condition alone."""
     return _every(call, x) if len(call.args) + len(call.kwargs) == 1 else frozenset()
 
@@ -331,7 +331,7 @@ def _repeated(call: Call, x: torch.Tensor) -> frozenset[int]:
 def _unfolded(call: Call, x: torch.Tensor) -> frozenset[int] | None:
     """Return the axes of windows: of the method the one that is named, of the function all."""
     if call.function is torch.nn.functional.unfold:
-        return _from(2)(call, x)
+        return _axes_from(2)(call, x)
     return _along(1, _ALL)(call, x)
 
 
@@ -349,7 +349,7 @@ def _convolved(call: Call, x: torch.Tensor) -> frozenset[int]:
     return frozenset(axes if call.told(6, "groups", 1) > 1 else axes | {first - 1})
 
 
-def _attended(call: Call, x: torch.Tensor) -> frozenset[int]:
+def _attention_axes(call: Call, x: torch.Tensor) -> frozenset[int]:
     """Return the features of query, key and value, and the items of the last two: not the batch."""
     query, *others = call.args[:3]
     axes = {x.ndim - 1} if any(x is one for one in (query, *others)) else set()
@@ -427,12 +427,12 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _last(3)),
     **dict.fromkeys(("repeat", "tile"), _repeated),
     "unfold": _unfolded,
-    **dict.fromkeys(("fold", "channel_shuffle"), _from(1)),
+    **dict.fromkeys(("fold", "channel_shuffle"), _axes_from(1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), _of_first(_normalized_shape)),
-    "group_norm": _of_first(_from(1)),
+    "group_norm": _of_first(_axes_from(1)),
     **dict.fromkeys(
         ("instance_norm", "interpolate", "grid_sample", "grid_sampler_2d", "grid_sampler_3d"),
-        _of_first(_from(2)),
+        _of_first(_axes_from(2)),
     ),
     "batch_norm": _of_first(_beside_channels),
     **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
@@ -448,14 +448,14 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(CONVOLUTIONS, _of_first(_convolved)),
     "renorm": _renormalized,
     **dict.fromkeys(RECURRENT, _recurrent),
-    "multi_head_attention_forward": _attended,
+    "multi_head_attention_forward": _attention_axes,
     "embedding_bag": _of_first(lambda _, x: frozenset({x.ndim - 1})),
     "_pack_padded_sequence": _of_first(lambda *_: frozenset({0, 1})),
     "conv_tbc": _of_first(lambda _, x: frozenset({0, x.ndim - 1})),
     **dict.fromkeys(("multi_dot", "chain_matmul"), _chained),
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _torn),
     "one_hot": _by_largest,
-    "where": _met,
+    "where": _all_if_condition,
 }
 
 
@@ -558,7 +558,7 @@ def _is_first(case: Case) -> bool:
     )
 
 
-def _of_levels(case: Case) -> Axes | None:
+def _one_level(case: Case) -> Axes | None:
     """Follow a function beside an axis in front for each level, where there are several."""
     levels = case.call.told(1, "q")
     return None if isinstance(levels, torch.Tensor) and levels.ndim else _beside_worked(case)
@@ -611,7 +611,7 @@ _VIEWS: dict[str, Follows] = {
     "squeeze": _squeezed,
     **dict.fromkeys(("one_hot", "embedding", "view_as_real", "view_as_complex"), _leading),
     "stack": _stacked,
-    **dict.fromkeys(("quantile", "nanquantile"), _of_levels),
+    **dict.fromkeys(("quantile", "nanquantile"), _one_level),
     "__getitem__": _by_labels,
     **dict.fromkeys(("__setitem__", "index_put"), put),
     **dict.fromkeys(("prelu", "dropout1d", "dropout2d", "dropout3d"), _kept),

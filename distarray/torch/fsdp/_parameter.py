@@ -24,7 +24,7 @@ from distarray.torch._full import scatter_from
 from distarray.torch._layouts import Placed, is_placed, own_placed, place, placed_of
 from distarray.torch._modules import prefix_errors
 from distarray.torch._shard_records import note_placed
-from distarray.torch._shards import shards, torn_among
+from distarray.torch._shards import count_first_cut, shards
 from distarray.torch.parallel import forget_graphs, local_padding
 
 
@@ -206,7 +206,7 @@ def _nested_placement(inner: Placed | None, layout: Layout) -> Placed:
     outer: Any = layout.mesh
     mesh = common_mesh("fully_shard", [outer, inner.layout.mesh])
     lifted = lift(inner.layout, mesh)
-    if inner.parts and torn_among(inner) == 1:  # parts that are whole are no parts
+    if inner.parts and count_first_cut(inner) == 1:  # parts that are whole are no parts
         inner = Placed(inner.layout)
     (*_, cut), (*_, position) = layout.placements, mesh.axes_of(outer)
     placements = list(lifted.placements)

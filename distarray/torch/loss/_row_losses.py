@@ -62,7 +62,7 @@ class _Losses(torch.autograd.Function):
         weight: torch.Tensor | None,
         terms: Terms,
     ) -> torch.Tensor:
-        goal = _goal(x, target, own, weight, terms)
+        goal = _read_target(x, target, own, weight, terms)
         weighs = own is None or terms.spread != 0
         found = survey(x, goal, terms.dtype, weighs)
         largest = _reduce(found.largest, "max", terms)
@@ -106,7 +106,7 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_backward(k, *saved)
         ctx.terms = terms
         x, target, own, weight, largest, sums, weights = saved
-        return gradient(k, x, _goal(x, target, own, weight, terms), largest, weights / sums)
+        return gradient(k, x, _read_target(x, target, own, weight, terms), largest, weights / sums)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -114,7 +114,7 @@ class _Gradient(torch.autograd.Function):
         k, x, target, own, weight, largest, sums, weights = ctx.saved_tensors
         terms: Terms = ctx.terms
         x = x.to(terms.dtype)
-        goal = _goal(x, target, own, weight, terms)
+        goal = _read_target(x, target, own, weight, terms)
         by_k = gradient(torch.ones_like(k), x, goal, largest, weights / sums)
         s = (x - largest.unsqueeze(-1)).exp_().div_(sums.unsqueeze(-1))
         told = torch.stack([(s * v).sum(-1), (by_k * v).sum(-1)])
@@ -123,7 +123,7 @@ class _Gradient(torch.autograd.Function):
         return (None, of_k, of_x, *(None,) * 6)
 
 
-def _goal(
+def _read_target(
     x: torch.Tensor,
     target: torch.Tensor,
     own: torch.Tensor | None,

@@ -30,7 +30,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch._backward import ANCHOR, awaited, is_for_all_leaves
 from distarray.torch._compat import hooks_of, is_transforming, parameters_of, version
-from distarray.torch._layouts import Beside, place
+from distarray.torch._layouts import TensorMap, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, way_back
 from distarray.torch._opaque import disable_compile, refuse_transforms, skip_compile
@@ -59,7 +59,7 @@ class _Joint:
         return not len(self.hooks) and (tensor is None or not tensor.retains_grad)
 
 
-_joints: Beside[_Joint] = Beside()
+_joints: TensorMap[_Joint] = TensorMap()
 
 
 class _Handle(torch.autograd.Function):
@@ -139,7 +139,7 @@ BUCKET_BYTES = 25 << 20
 """As many as `replicate` has in a bucket."""
 
 _R, _P = Replicate(), Partial()
-_standing_in: Beside[bool] = Beside()
+_standing_in: TensorMap[bool] = TensorMap()
 """Tensors that stand for parameters, in calls that may call their module again."""
 _StandIns = dict[tuple[int, DeviceMesh], tuple[torch.Tensor, torch.Tensor]]
 _stand_ins: ContextVar[_StandIns | None] = ContextVar("what stands for parameters", default=None)

@@ -18,7 +18,7 @@ from distarray.layout import Layout, Replicate
 from distarray.redistribute import redistribute_local
 from distarray.torch import _compat
 from distarray.torch._buffers import buffer_of, is_dense, tensor_of
-from distarray.torch._layouts import Beside, Placed
+from distarray.torch._layouts import Placed, TensorMap
 from distarray.torch._opaque import disable_compile, skip_compile
 from distarray.torch._routes import current
 from distarray.torch._saved_tensors import Geometry, Kept, all_hooks_are_ours, enter_hooks
@@ -131,7 +131,7 @@ ones it would be a larger part.
 """
 
 _AGAIN = Purpose.of("an input that had been gathered before")
-_gathered: Beside[Replicated] = Beside()
+_gathered: TensorMap[Replicated] = TensorMap()
 
 
 def note_gathered(whole: torch.Tensor, shard: torch.Tensor, layout: Layout) -> None:

@@ -41,7 +41,7 @@ from distarray.layout import box as boxes
 from distarray.torch import _buffers, _shards
 from distarray.torch._compat import is_wrapper_subclass
 from distarray.torch._layouts import Placed, own_placed, place, placed_of
-from distarray.torch._shards import torn_among
+from distarray.torch._shards import count_first_cut
 from distarray.torch.state._entries import ModuleState, OptimizerState
 from distarray.typing import Box
 
@@ -156,7 +156,7 @@ def list_boxes(placed: Placed) -> list[tuple[Box, Box]]:
         return [(box, boxes.shift(box, box))]
     # The mesh axis that cuts first deals out the parts; further ones cut what a rank of it has.
     (start, stop), found, at = box[axis], [], 0
-    for piece in chain.from_iterable(_shards.order(parts, units, torn_among(placed))):
+    for piece in chain.from_iterable(_shards.order(parts, units, count_first_cut(placed))):
         length = piece.stop - piece.start
         low, high = max(start, at), min(stop, at + length)
         if low < high:

@@ -101,7 +101,7 @@ class IncompatibleKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
-class _Told(NamedTuple):
+class _Described(NamedTuple):
     """What a state dict has, in a form that travels: shape and dtype of each tensor."""
 
     tensors: dict[str, tuple[tuple[int, ...], torch.dtype] | None]
@@ -161,12 +161,12 @@ def load_state_dict(
     own = ModuleState(module)
     source = Holder(own, src_data_rank, mesh, "src_data_rank")
 
-    def describe() -> _Told:
+    def describe() -> _Described:
         told = _describe(state)
         _compare(own, told, strict, whole=source.is_one)
         return told
 
-    def names(told: _Told) -> list[str]:
+    def names(told: _Described) -> list[str]:
         return [name for name in told.tensors if name in own.entries and own.entries[name].placed]
 
     told = source.agree("load_state_dict", {"strict": strict, "assign": assign}, describe, names)
@@ -193,7 +193,7 @@ def load_state_dict(
     return keys
 
 
-def _describe(state: Any) -> _Told:
+def _describe(state: Any) -> _Described:
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"state is a mapping of names, not {type(state).__name__}")
     tensors: dict[str, Any] = {}
@@ -203,10 +203,10 @@ def _describe(state: Any) -> _Told:
             tensors[name] = tuple(value.shape), value.dtype
         else:
             tensors[name] = None
-    return _Told(tensors, getattr(state, "_metadata", None))
+    return _Described(tensors, getattr(state, "_metadata", None))
 
 
-def _compare(own: ModuleState, told: _Told, strict: bool, whole: bool) -> IncompatibleKeys:
+def _compare(own: ModuleState, told: _Described, strict: bool, whole: bool) -> IncompatibleKeys:
     """Return the names that do not match, or raise where they or the shapes must."""
     missing = [name for name in own.entries if name not in told.tensors]
     unexpected = [name for name in told.tensors if name not in own.entries]

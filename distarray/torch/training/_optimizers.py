@@ -68,7 +68,7 @@ def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if key not in _verdicts:
             device = next(p.device for p in group["params"] if _kind(p) is not None)
             trial = _Trial(optimizer, options, closes, device)
-            _verdicts[key] = _judge(trial, sorted(kinds, key=str))
+            _verdicts[key] = _find_obstacle(trial, sorted(kinds, key=str))
         if (why := _verdicts[key]) is not None:
             raise ArgumentError(
                 f"{type(optimizer).__name__} needs whole parameters, and these are this rank's "
@@ -92,7 +92,7 @@ def _kind(parameter: torch.Tensor) -> _Kind | None:
     return shape, divided_axes(layout)
 
 
-def _judge(trial: _Trial, kinds: Iterable[_Kind]) -> str | None:
+def _find_obstacle(trial: _Trial, kinds: Iterable[_Kind]) -> str | None:
     """Return why an optimizer cannot work on shards; None where it can, or nobody knows."""
     try:
         for shape, cut in kinds:

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.by_host:
         _communicator.ON_HOST_BYTES = -1
     if options.careless:
-        _streams._after = lambda cuda, program, own: cuda.get_allocator()
+        _streams._allocate_after = lambda cuda, program, own: cuda.get_allocator()
     PROGRAMS[options.program](checker, options)
     report = checker.report()
     print(report)

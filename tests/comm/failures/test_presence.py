@@ -380,7 +380,7 @@ def test_only_threads_that_are_known_to_keep_apart_are_left_out():
     ):
         thread = threading.Thread(target=ended.wait, name=name, daemon=True)
         thread.start()
-        assert _watchdog._keeps_apart(thread) == apart
+        assert _watchdog._is_independent(thread) == apart
         ended.set()
         thread.join()
         ended.clear()
@@ -388,7 +388,7 @@ def test_only_threads_that_are_known_to_keep_apart_are_left_out():
     queue = multiprocessing.Queue()
     queue.put(1)
     (feeding,) = set(threading.enumerate()) - before
-    assert _watchdog._keeps_apart(feeding)
+    assert _watchdog._is_independent(feeding)
     assert queue.get(timeout=10) == 1
     queue.close()
     queue.join_thread()

@@ -40,7 +40,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "turned":
         monkeypatch.setattr(_sort, "_MOST_LINES", 1)
     else:
-        monkeypatch.setattr(_sort, "_turn", lambda layout, axis: None)
+        monkeypatch.setattr(_sort, "_find_turned", lambda layout, axis: None)
         monkeypatch.setattr(_sort, "_MOST_LINES", 2 if request.param == "groups" else 1000)
     if request.param != "groups":
         monkeypatch.setattr(_exchange, "GATHERED_BYTES", 0)

@@ -240,8 +240,8 @@ def test_each_optimizer_is_tried_once(monkeypatch):
     from distarray.torch.training import _optimizers
 
     tried = []
-    verdict = _optimizers._judge
-    monkeypatch.setattr(_optimizers, "_judge", lambda *a: tried.append(1) or verdict(*a))
+    verdict = _optimizers._find_obstacle
+    monkeypatch.setattr(_optimizers, "_find_obstacle", lambda *a: tried.append(1) or verdict(*a))
 
     def program(mesh):
         mine = sharded(mesh)

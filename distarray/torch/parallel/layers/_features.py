@@ -122,9 +122,10 @@ class Features:
         theirs = Features(self.mesh, layout.shape[axis], offsets, placed.parts, placed.units)
         if theirs._order() != self._order():
             raise LayoutError(
-                f"the input {layout} has {theirs._split()}{theirs._told()} along axis {axis}, "
-                f"where the weight takes {self._split()}{self._told()}; give this style the parts= "
-                "and unit= of the style that cut it (or that one the unit= of this one's groups), "
+                f"the input {layout} has {theirs._split()}{theirs._in_parts()} along axis {axis}, "
+                f"where the weight takes {self._split()}{self._in_parts()}; give this style the "
+                "parts= and unit= of the style that cut it (or that one the unit= of this one's "
+                "groups), "
                 "or pass output_layouts=da.Replicate() there and input_layouts=da.Replicate() here"
             )
 
@@ -135,7 +136,7 @@ class Features:
         offsets = self.layout((self.size,), 0).partition(0).offsets
         return tuple((slice(*ends),) if ends[0] < ends[1] else () for ends in pairwise(offsets))
 
-    def _told(self) -> str:
+    def _in_parts(self) -> str:
         return f" in parts {self.parts} of units {self.units}" if self.parts else ""
 
     def _refuse(self, x: torch.Tensor, message: str) -> None:

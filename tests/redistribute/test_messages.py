@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distarray.redistribute._rooms import Span, buffers, find_rooms, span_of
+from distarray.redistribute._messages import Span, buffers, find_rooms, span_of
 from distarray.redistribute._schedule import slab
 
 N, ROUNDS = 96, 12
