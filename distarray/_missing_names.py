@@ -17,6 +17,9 @@ _REDUCE = (
 )
 _NUMPY = "x.full_array() for all of it, or x.to_local() for this process's block"
 _REDISTRIBUTE = "x.redistribute(placements), such as [da.Shard(1)]"
+_LAPACK = "SciPy's on x.full_array(), which gathers; of a stack, by da.map_blocks"
+_OPERATOR = "a function of distributed arrays, for da.linalg.cg and others; see docs/iterative.md"
+_SPARSE = "scipy.sparse for each process's rows, and da.linalg.cg; see docs/iterative.md"
 _METHODS = {
     **dict.fromkeys(("allreduce", "all_reduce", "reduce"), _REDUCE),
     **dict.fromkeys(("gather", "allgather", "all_gather", "full_tensor"), _GATHER),
@@ -25,13 +28,17 @@ _METHODS = {
     "balance_": "x.rebalance()",
     "split": "x.placements, or da.split(x, sections) for parts of it",
     **dict.fromkeys(("sharding", "chunks", "lshape_map"), "x.layout, or x.describe()"),
-    "lshape": "x.layout.local_shape()",
-    **dict.fromkeys(("larray", "addressable_shards", "blocks"), "x.to_local(), or da.map_blocks"),
+    **dict.fromkeys(("lshape", "local_shape"), "x.layout.local_shape()"),
+    "global_shape": "x.shape; that of the block is x.layout.local_shape()",
+    **dict.fromkeys(("rank", "comm"), "x.mesh.rank, x.mesh.comm(); the number of axes is x.ndim"),
+    **dict.fromkeys(
+        ("local", "larray", "addressable_shards", "blocks"), "x.to_local(), or da.map_blocks"
+    ),
     "device_mesh": "x.mesh",
     "get_halo": "da.halo(x, width)",
     "map_blocks": "da.map_blocks(func, x)",
     "map_overlap": "da.map_overlap(func, x, width=width)",
-    "numpy": _NUMPY,
+    **dict.fromkeys(("numpy", "to_numpy"), _NUMPY),
     **dict.fromkeys(("compute", "persist"), f"{_NUMPY}; nothing is lazy here"),
     **dict.fromkeys(("append", "extend"), "x = da.append(x, values), or da.concat of a list, once"),
     **dict.fromkeys(("cpu", "cuda", "to"), "x.to_device('cpu'), or 'cuda'"),
@@ -39,7 +46,11 @@ _METHODS = {
     "rolling": "da.map_overlap; see docs/how-to.md",
 }
 _FUNCTIONS = {
-    "COMM_WORLD": "da.default_mesh(), whose comm() is mpi4py's communicator",
+    **dict.fromkeys(
+        ("COMM_WORLD", "MPI"), "da.default_mesh(), whose comm() is mpi4py's communicator"
+    ),
+    **dict.fromkeys(("Finalize", "finalize"), "nothing in its place: MPI ends with the program"),
+    **dict.fromkeys(("print", "printf"), "da.print0, which prints once"),
     **dict.fromkeys(("Barrier", "barrier"), "mesh.comm().Barrier(); arrays need none"),
     **dict.fromkeys(("rank", "get_rank"), "da.default_mesh().rank"),
     **dict.fromkeys(("world_size", "get_world_size"), "da.default_mesh().size"),
@@ -59,15 +70,29 @@ _FUNCTIONS = {
     ),
     **dict.fromkeys(("shard_map", "map_partitions", "blockwise"), "da.map_blocks(func, x)"),
     **dict.fromkeys(
+        ("load_hdf5", "read_hdf5"),
+        "da.asarray(h5py.File(path)[name]), of which each process reads its block",
+    ),
+    "save_hdf5": "da.store(x, dataset)",
+    **dict.fromkeys(("sparse", "linalg.splu", "linalg.spilu", "linalg.spsolve"), _SPARSE),
+    "linalg.LinearOperator": _OPERATOR,
+    **dict.fromkeys(("linalg.lu", "linalg.ldl"), "da.linalg.lu_factor, or da.linalg.solve"),
+    **dict.fromkeys(("linalg.eigs", "linalg.lobpcg"), "da.linalg.eigsh of hermitian operators"),
+    **dict.fromkeys(("linalg.sqrtm", "linalg.logm", "linalg.schur"), _LAPACK),
+    **dict.fromkeys(("linalg.polar", "linalg.orth", "linalg.null_space"), "da.linalg.svd"),
+    **dict.fromkeys(("fft.dct", "fft.dst"), "SciPy's by da.map_blocks, along axes that are not cut"),
+    **dict.fromkeys(
         ("read_csv", "read_parquet"),
         "pandas' on each process, and da.DistArray.from_local; see docs/how-to.md",
     ),
 }
 INSTEAD_OF_OTHERS = {f"ndarray.{name}": remedy for name, remedy in _METHODS.items()} | _FUNCTIONS
-"""Remedies for names of MPI, torch, Heat, dask, JAX and pandas; paths as those of NumPy's."""
+"""Remedies for names of MPI, torch, Heat, dask, JAX, pandas and SciPy; paths as those of NumPy's."""
 
 
-def missing_name_error(path: str, names: Sequence[str] = ()) -> AttributeError:
+def missing_name_error(
+    path: str, names: Sequence[str] = (), elsewhere: Sequence[str] = ()
+) -> AttributeError:
     """Return the error for an attribute that one of our modules has not.
 
     Parameters
@@ -76,6 +101,8 @@ def missing_name_error(path: str, names: Sequence[str] = ()) -> AttributeError:
         Where it would be inside of the namespace: ``random.seed``.
     names : sequence of str
         Those of the module, of which one may be meant.
+    elsewhere : sequence of str
+        What has this very name in other places: ``da.linalg.solve``.
     """
     home, _, name = f"distarray.{path}".rpartition(".")
     if path in INSTEAD or (path in np.__all__ and not name.startswith("__")):
@@ -85,6 +112,8 @@ def missing_name_error(path: str, names: Sequence[str] = ()) -> AttributeError:
         return AttributeError(f"{home} has no {name!r} as NumPy has; {_remedy(path, near)}")
     if path in INSTEAD_OF_OTHERS:
         return AttributeError(f"{home} has no {name!r}; use {INSTEAD_OF_OTHERS[path]}")
+    if elsewhere:
+        return AttributeError(f"{home} has no {name!r}; use {' or '.join(elsewhere)}")
     return AttributeError(f"module {home!r} has no attribute {name!r}")
 
 

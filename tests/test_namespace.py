@@ -121,6 +121,8 @@ def test_dtype_is_taken_by_position_as_in_numpy(name: str, args: tuple[object, .
 PLACES = {
     "": da,
     "testing.": da.testing,
+    "fft.": da.fft,
+    "linalg.": da.linalg,
     "random.": da.random,
     "random.Generator.": da.random.default_rng(0),
     "ndarray.": da.DistArray,
@@ -150,6 +152,16 @@ def test_names_of_mpi_torch_and_dask_name_what_to_do() -> None:
         (da, "shard_map", r"da\.map_blocks"),
         (da, "COMM_WORLD", r"default_mesh\(\)"),
         (da, "from_local", r"DistArray\.from_local"),
+        (da, "MPI", r"default_mesh\(\)"),
+        (da, "load_hdf5", r"da\.asarray\(h5py"),
+        (x, "local_shape", r"layout\.local_shape\(\)"),
+        (x, "comm", r"mesh\.comm\(\)"),
+        (da.linalg, "LinearOperator", r"docs/iterative\.md"),
+        (da.linalg, "lu", r"lu_factor"),
+        (da.fft, "dct", r"map_blocks"),
+        (da, "lu_factor", r"da\.linalg\.lu_factor"),
+        (da, "fft2", r"da\.fft\.fft2"),
+        (da, "full_array", r"x\.full_array"),
     ):
         with pytest.raises(AttributeError, match=f"has no '{name}'; use .*{remedy}"):
             getattr(owner, name)

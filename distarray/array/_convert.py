@@ -201,7 +201,8 @@ def infer_layout(
                 raise LayoutError(
                     f"blocks {index} of axis {axis} should be equal, but have sizes "
                     f"{blocks[index]} and {shape[axis]} (shapes by rank {shapes}, placements "
-                    f"{placements})"
+                    f"{placements}); where blocks lie one beside the other along axis {axis}, pass "
+                    f"Shard({axis}) for that mesh axis"
                 )
         offsets = [0]
         for index in range(len(blocks)):

@@ -8,6 +8,9 @@ transformed by all processes together. Nothing large is gathered. Partial sums a
 each by one process if there are many: their parts may overflow where the sums do not.
 """
 
+from typing import TYPE_CHECKING
+
+from distarray._missing_names import missing_name_error
 from distarray.fft._frequencies import fftfreq, fftshift, ifftshift, rfftfreq
 from distarray.fft._transforms import (
     fft,
@@ -46,3 +49,11 @@ __all__ = [
     "rfftfreq",
     "rfftn",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        raise missing_name_error(f"fft.{name}")
+
+    def __dir__():
+        return __all__

@@ -157,7 +157,8 @@ def load(
                 "or take blocks of a memory map by da.asarray(np.load(file, mmap_mode='r'))"
             )
         path = os.path.realpath(check_path(file))
-        return {"file": path, "placements": None if placements is None else tuple(placements)}
+        asked = None if placements is None else choose_placements(mesh, placements, 0)
+        return {"file": path, "placements": asked}
 
     if mesh.coordinate is None:
         told = _read_header(options()["file"], max_header_size)
@@ -209,7 +210,8 @@ def _read_header(path: str, max_header_size: int) -> _Header:
                 "in one process, to numbers or text"
             ) from None
         raise FileError(
-            f"{path} is no .npy file, or damaged: {error}. Of an .npz archive, extract the files"
+            f"{path} is no .npy file, or damaged: {error}. Of an .npz archive, extract the files; of "
+            "HDF5, zarr or netCDF, da.asarray(dataset) reads an opened dataset"
         ) from None
     check_travels(found.dtype)
     is_fortran = found.flags.f_contiguous and not found.flags.c_contiguous

@@ -14,6 +14,9 @@ an error. Blocks on GPUs are factorized on the host. Solvers in the room `iterat
 matrix what it does to vectors.
 """
 
+from typing import TYPE_CHECKING
+
+from distarray._missing_names import missing_name_error
 from distarray.linalg._exponential import expm
 from distarray.linalg._factorizations import (
     cholesky,
@@ -68,6 +71,10 @@ __all__ = [
     "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
 
+if not TYPE_CHECKING:
 
-def __dir__() -> list[str]:
-    return __all__
+    def __getattr__(name):
+        raise missing_name_error(f"linalg.{name}")
+
+    def __dir__():
+        return __all__

@@ -205,6 +205,7 @@ def test_a_failure_on_one_rank_is_all_ranks_and_leaves_what_was(
         (None, FileError, "cannot be opened: No such file"),
         (b"", FileError, "is no .npy file"),
         (b"PK\x03\x04", FileError, "extract"),
+        (b"\x89HDF\r\n\x1a\n", FileError, r"da\.asarray\(dataset\)"),
         (b"\x93NUMPY\x01\x00\x0c\x00{'shape': (3\n", FileError, "damaged"),
         (
             b"\x93NUMPY\x01\x00\x3b\x00"
@@ -246,6 +247,8 @@ def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) 
             da.save(tmp_path / f"x{rank}.npy", x)
         with pytest.raises(MismatchError, match="paths or options differ"):
             da.load(tmp_path / "x.npy", placements=[Shard(0) if rank else Replicate()])
+        with pytest.raises(ArgumentTypeError, match="must be a sequence"):
+            da.load(tmp_path / "x.npy", placements=Shard(0))
         with pytest.raises(ArgumentTypeError, match="path="):
             da.save(7, x)
         with pytest.raises(ArgumentTypeError, match="max_header_size"):

@@ -125,7 +125,8 @@ def broadcast_shape(name: str, shapes: Sequence[Shape]) -> Shape:
         shown = " and ".join(str(shape) for shape in shapes)
         raise ShapeError(
             f"{name} of shapes {shown}: they do not broadcast; sizes must be equal or 1, counted "
-            "from the last axis (reshape, or add axes with x[None])"
+            "from the last axis (reshape, or add axes with x[None]). Shapes are those of whole "
+            "arrays; DistArray.from_local(block, x.mesh, x.placements) makes one of blocks"
         ) from None
 
 
