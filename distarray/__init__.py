@@ -165,8 +165,12 @@ else:
             return import_module(f"distarray.{name}")
         found = []
         if not name.startswith("_"):  # those tools probe, and nothing need be imported for them
-            rooms = [(f"da.{room}", import_module(f"distarray.{room}")) for room in ("fft", "linalg")]
-            found = [f"{at}.{name}" for at, place in (*rooms, ("x", DistArray)) if hasattr(place, name)]
+            rooms = [
+                (f"da.{room}", import_module(f"distarray.{room}")) for room in ("fft", "linalg")
+            ]
+            found = [
+                f"{at}.{name}" for at, place in (*rooms, ("x", DistArray)) if hasattr(place, name)
+            ]
         raise missing_name_error(name, __all__, found)
 
     def __dir__():

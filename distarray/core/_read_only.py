@@ -12,6 +12,7 @@ looks at the memory of `x`, as in ``y = arange(6).reshape(2, 3)``, `y` alone can
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from collections.abc import Callable
 from threading import get_ident
@@ -118,16 +119,31 @@ def _release(x: BaseArray) -> bool:
     return False
 
 
+_unsettled: dict[int, str] = {}
+"""Keys of the pending writes that there are, by `id`."""
+
+
+@atexit.register
+def _tell_of_the_end() -> None:
+    """Warn of what no one has assigned: of variables of a script nothing is deleted in time."""
+    while _unsettled:
+        _warn(_unsettled.popitem()[1])
+
+
+def _warn(key: str) -> None:
+    warnings.warn(f"nothing was written: {_remedy(key)}", RuntimeWarning, 3)
+
+
 class PendingWrite:
     """Values that only `x[key] = values` takes, for the `x` and the `key` that they come from."""
 
-    __slots__ = ("_key", "_settled", "_source", "_value")
+    __slots__ = ("_key", "_source", "_value")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, value: Any, origin: tuple[Any, object]) -> None:
-        self._settled = False
         self._value = value
         self._source, self._key = origin[0], str(origin[1])
+        _unsettled[id(self)] = self._key
 
     def settle(self, x: BaseArray, key: str) -> Any:
         """Return the values, which are about to be written into `key` of `x`.
@@ -139,11 +155,11 @@ class PendingWrite:
         """
         if self._source() is not x or key != self._key:
             self._refuse()
-        self._settled = True
+        del _unsettled[id(self)]
         return self._value
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        self._settled = True
+        _unsettled.pop(id(self), None)
         raise ReadOnlyError(f"nothing was written: {_remedy(self._key)}")
 
     def __repr__(self) -> str:
@@ -155,8 +171,9 @@ class PendingWrite:
         self._refuse()
 
     def __del__(self) -> None:
-        if not self._settled:
-            warnings.warn(f"nothing was written: {_remedy(self._key)}", RuntimeWarning, 2)
+        key = _unsettled.pop(id(self), None)
+        if key is not None:
+            _warn(key)
 
 
 _OPERATORS = "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor"

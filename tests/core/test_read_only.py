@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -193,6 +195,21 @@ def test_values_that_are_dropped_are_told() -> None:
             x[1] += 5
 
     simulate(1, program)
+
+
+def test_values_that_a_script_keeps_to_its_end_are_told_then() -> None:
+    script = (
+        "import sys, distarray as da\n"
+        "x = da.arange(8.0).reshape(4, 2)\n"
+        "x[0] += 1\n"
+        "row = sys.row = x[1]\n"  # one of sys is deleted too late to be told of
+        "row += 5\n"
+        "sys.row = row\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0
+    assert ended.stderr.count("nothing was written: x[1, 0:2] is") == 1
+    assert "x[0, 0:2]" not in ended.stderr
 
 
 @pytest.mark.parametrize("placements", [[S0], [S1], [R]])
