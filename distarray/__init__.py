@@ -163,14 +163,12 @@ else:
     def __getattr__(name):
         if name in ("checkpoint", "fft", "linalg", "random"):  # many programs need none of them
             return import_module(f"distarray.{name}")
-        found = []
+        places = []
         if not name.startswith("_"):  # those tools probe, and nothing need be imported for them
-            rooms = [
-                (f"da.{room}", import_module(f"distarray.{room}")) for room in ("fft", "linalg")
-            ]
-            found = [
-                f"{at}.{name}" for at, place in (*rooms, ("x", DistArray)) if hasattr(place, name)
-            ]
+            rooms = ("fft", "linalg")
+            places = [(f"da.{room}", import_module(f"distarray.{room}")) for room in rooms]
+            places.append(("x", DistArray))
+        found = [f"{home}.{name}" for home, place in places if hasattr(place, name)]
         raise missing_name_error(name, __all__, found)
 
     def __dir__():

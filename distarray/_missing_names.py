@@ -80,16 +80,14 @@ _FUNCTIONS = {
     **dict.fromkeys(("linalg.eigs", "linalg.lobpcg"), "da.linalg.eigsh of hermitian operators"),
     **dict.fromkeys(("linalg.sqrtm", "linalg.logm", "linalg.schur"), _LAPACK),
     **dict.fromkeys(("linalg.polar", "linalg.orth", "linalg.null_space"), "da.linalg.svd"),
-    **dict.fromkeys(
-        ("fft.dct", "fft.dst"), "SciPy's by da.map_blocks, along axes that are not cut"
-    ),
+    **dict.fromkeys(("fft.dct", "fft.dst"), "SciPy's by da.map_blocks, along axes not cut"),
     **dict.fromkeys(
         ("read_csv", "read_parquet"),
         "pandas' on each process, and da.DistArray.from_local; see docs/how-to.md",
     ),
 }
 INSTEAD_OF_OTHERS = {f"ndarray.{name}": remedy for name, remedy in _METHODS.items()} | _FUNCTIONS
-"""Remedies for names of MPI, torch, Heat, dask, JAX, pandas and SciPy; paths as those of NumPy's."""
+"""Remedies for names of MPI, torch, Heat, dask, JAX, pandas, SciPy; paths as those of NumPy's."""
 
 
 def missing_name_error(

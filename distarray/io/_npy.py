@@ -210,8 +210,8 @@ def _read_header(path: str, max_header_size: int) -> _Header:
                 "in one process, to numbers or text"
             ) from None
         raise FileError(
-            f"{path} is no .npy file, or damaged: {error}. Of an .npz archive, extract the files; of "
-            "HDF5, zarr or netCDF, da.asarray(dataset) reads an opened dataset"
+            f"{path} is no .npy file, or damaged: {error}. Of an .npz archive, extract the files; "
+            "of HDF5, zarr or netCDF, da.asarray(dataset) reads an opened dataset"
         ) from None
     check_travels(found.dtype)
     is_fortran = found.flags.f_contiguous and not found.flags.c_contiguous
