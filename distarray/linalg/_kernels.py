@@ -14,7 +14,7 @@ from distarray.comm.kernels import limit_openblas
 
 LEAF: Final = 64
 """Rows of a triangle that are solved for at once, by NumPy in twice the operations, by BLAS at half
-of its speed in products; the rest is products."""
+of its speed in products; the rest is products. No more columns than that are solved for at once."""
 
 PANEL_LEAF: Final = 16
 """Columns of a panel that NumPy eliminates one by one; the rest is products."""
@@ -149,6 +149,9 @@ def solve_triangle(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool 
         x *= factors
     if quick is not None and 0 < size <= 2 * LEAF and x.size and x.flags.carray:
         quick(1, triangle.T, x.T, side=1, lower=not lower, diag=unit, overwrite_b=True)
+        return
+    if quick is not None and x.shape[1] <= LEAF:  # what BLAS does of it takes less than calls do
+        _solve_leaf(triangle, x, lower, unit)
         return
     starts = range(0, size, LEAF)
     for start in starts if lower else reversed(starts):
