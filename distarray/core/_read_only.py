@@ -13,6 +13,7 @@ looks at the memory of `x`, as in ``y = arange(6).reshape(2, 3)``, `y` alone can
 from __future__ import annotations
 
 import atexit
+import functools
 import warnings
 from collections.abc import Callable
 from threading import get_ident
@@ -123,11 +124,15 @@ _unsettled: dict[int, str] = {}
 """Keys of the pending writes that there are, by `id`."""
 
 
-@atexit.register
 def _tell_of_the_end() -> None:
     """Warn of what no one has assigned: of variables of a script nothing is deleted in time."""
     while _unsettled:
         _warn(_unsettled.popitem()[1])
+
+
+@functools.cache
+def _register() -> None:
+    atexit.register(_tell_of_the_end)
 
 
 def _warn(key: str) -> None:
@@ -144,6 +149,7 @@ class PendingWrite:
         self._value = value
         self._source, self._key = origin[0], str(origin[1])
         _unsettled[id(self)] = self._key
+        _register()  # when the first is made: importing the library registers nothing
 
     def settle(self, x: BaseArray, key: str) -> Any:
         """Return the values, which are about to be written into `key` of `x`.
