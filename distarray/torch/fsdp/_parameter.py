@@ -188,7 +188,8 @@ def cut_blocks(flat: torch.Tensor, members: Sequence[ShardedParameter]) -> list[
 
 def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) -> Layout:
     """Return how the whole is cut along the last mesh axis: by default along its axis 0."""
-    wanted = wanted or Shard(0)
+    if wanted is None:
+        wanted = Shard(0)
     if type(wanted) is not Shard:
         raise ArgumentTypeError(
             f"{path}: shard_placement_fn returned {wanted!r}; return da.Shard(axis), or None for "

@@ -221,8 +221,9 @@ def test_bad_arguments():
             dt.fully_shard([layer, 3], mesh)
         with pytest.raises(da.errors.DistArrayError, match="weight"):
             dt.fully_shard(layer, mesh, shard_placement_fn=lambda p: da.Shard(2))
-        with pytest.raises(da.errors.ArgumentTypeError, match="shard_placement_fn"):
-            dt.fully_shard(layer, mesh, shard_placement_fn=lambda p: da.Replicate())
+        for wrong in (da.Replicate(), 0, ""):  # what is no placement stands for none either
+            with pytest.raises(da.errors.ArgumentTypeError, match="shard_placement_fn"):
+                dt.fully_shard(layer, mesh, shard_placement_fn=lambda p, wrong=wrong: wrong)
         assert layer.weight.shape == (5, 5)
         assert type(layer) is nn.Linear
         dt.fully_shard(layer, mesh)
