@@ -111,9 +111,15 @@ def replicate(
     tensor([1., 1., 1., 1.])
     """
     check_mesh(mesh)
-    _check_arguments(op, bucket_bytes)
-    told = all_gather_checked(mesh, "replicate", lambda: (_describe(module, mesh), next(_numbers)))
-    check_described_alike("replicate needs the same module", [one for one, _ in told], mesh)
+
+    def say() -> tuple[list[str], int]:
+        _check_arguments(op, bucket_bytes)
+        asked = f"op={op!r}, {bucket_bytes=}, {broadcast_buffers=}"
+        return [*_describe(module, mesh), asked], next(_numbers)
+
+    told = all_gather_checked(mesh, "replicate", say)
+    described = [one for one, _ in told]
+    check_described_alike("replicate needs the same module and arguments", described, mesh)
     number = max(one for _, one in told)
     communicator = mesh.communicator()
     for tensor in (*module.parameters(), *module.buffers()):

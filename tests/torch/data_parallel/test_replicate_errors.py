@@ -68,6 +68,23 @@ def test_arguments_that_cannot_be(arguments, message):
     on_ranks(2, program)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"op": "sum"}, "op='avg'.*rank 1: op='sum'"),
+        ({"op": "max"}, "'avg' or 'sum'"),
+        ({"bucket_bytes": 4096}, "bucket_bytes=4096"),
+        ({"broadcast_buffers": False}, "broadcast_buffers=False"),
+    ],
+)
+def test_arguments_that_differ_between_ranks(arguments, message):
+    def program(mesh):
+        with pytest.raises(da.errors.DistArrayError, match=message):
+            dt.replicate(mlp(), mesh, **(arguments if mesh.rank == 1 else {}))
+
+    on_ranks(3, program)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 def test_gradients_that_cannot_be_averaged():
     def program(mesh):
