@@ -280,6 +280,7 @@ def _parameters(module: nn.Module) -> str:
     told = [
         f"{name} {_shape(parameter)} {str(parameter.dtype).removeprefix('torch.')}"
         f"{' on meta' if parameter.is_meta else ''}"
+        f"{'' if parameter.requires_grad else ' without gradient'}"
         for name, parameter in module.named_parameters(recurse=False)
     ]
     return ", ".join(told) or "no parameters"

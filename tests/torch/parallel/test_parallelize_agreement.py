@@ -52,6 +52,10 @@ def test_modules_that_differ_between_ranks_raise_on_all():
             twin = copy.deepcopy(model if mesh.rank else models[0])
             with pytest.raises(MismatchError, match=r"up \(Linear of weight"):
                 dt.parallelize_module(twin, mesh, {"up": COL(), "down": ROW()})
+        frozen = copy.deepcopy(models[0])
+        frozen.up.weight.requires_grad_(mesh.rank == 0)  # else trained on one rank alone
+        with pytest.raises(MismatchError, match="float32 without gradient"):
+            dt.parallelize_module(frozen, mesh, {"up": COL(), "down": ROW()})
         with pytest.raises(ArgumentError, match="matches no module"):  # a rank alone knows
             dt.parallelize_module(
                 copy.deepcopy(models[0]), mesh, {"up" if mesh.rank else "left": COL()}
