@@ -151,6 +151,6 @@ def _without_channels(
     else:
         functional.group_norm(one, 1)
     if module.weight is None:
-        return input
+        return input.square()  # which saves a tensor: a checkpoint runs again here as elsewhere
     aligned = [0 if i == axis else 1 for i in range(input.ndim)]
     return input * module.weight.view(aligned) + module.bias.view(aligned)

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
@@ -169,3 +170,20 @@ def test_errors_say_what_to_do():
             model(torch.ones(1, 3, 2, 2))
 
     simulate(2, program, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["batch", "batch without weights"])
+def test_ranks_without_channels_run_checkpoints_again(kind):
+    model = _seeded(nn.Sequential(nn.Tanh(), nn.BatchNorm1d(1, affine=kind == "batch")))
+
+    def parallel(twin, mesh):
+        style = dt.ColwiseParallel(input_layouts=S(0), output_layouts=R)
+        dt.parallelize_module(twin, mesh, {"1": style})
+
+        def run(x):  # which all ranks bring to the channels again
+            return checkpoint(twin, dt.redistribute(x, mesh, [R], [S(0)]), use_reentrant=False)
+
+        return run
+
+    for log in compare(3, model, (_values(6, 1, 4),), parallel):
+        assert log.count("all_to_all") == 3  # to the channels twice, and back
