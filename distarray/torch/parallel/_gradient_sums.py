@@ -220,9 +220,9 @@ class summing_together:  # noqa: N801 - reads as a phrase: with summing_together
 
 def _fill_buckets(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     found: list[list[torch.Tensor]] = []
-    filled = BUCKET_BYTES
+    filled = 0
     for p in parameters:
-        if filled + p.nbytes > BUCKET_BYTES:
+        if not found or filled + p.nbytes > BUCKET_BYTES:
             found.append([])
             filled = 0
         found[-1].append(p)

@@ -238,3 +238,25 @@ def test_gradients_that_replicas_wait_for_are_added_up_at_once():
         check(twin, wanted)
 
     simulate(4, program, timeout=60)
+
+
+def test_shards_without_items_are_no_matter():
+    layer = Layer()
+    layer.norm, layer.up, layer.down = nn.LayerNorm(2), nn.Linear(2, 8), nn.Linear(8, 2)
+    layer, x = filled(layer.double()), values(3, 4, 2)
+    alone = copy.deepcopy(layer)
+    alone(x).square().sum().backward()
+    wanted = {name: p.grad for name, p in alone.named_parameters()}
+    plan = {name.removeprefix("layers.*."): style for name, style in PLAN.items()}
+    del plan["scale"]
+
+    def program():
+        mesh = da.init_device_mesh((3, 2), ("dp", "tp"))
+        twin = dt.parallelize_module(copy.deepcopy(layer), mesh["tp"], plan)
+        for child in twin.children():  # the last of three ranks has nothing of two items
+            dt.fully_shard(child, mesh["dp"]).set_gradient_divide_factor(1.0)
+        whole_of(twin, mesh["tp"], x[mesh.coordinate[0]][None]).square().sum().backward()
+        for name, p in twin.named_parameters():
+            same(dt.full_tensor(p.grad), wanted[name], wanted.values())
+
+    simulate(6, program, timeout=60)
