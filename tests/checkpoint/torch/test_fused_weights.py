@@ -62,7 +62,7 @@ def test_parts_that_two_mesh_axes_cut(tmp_path):
     full = np.arange(20)
     parts, units = (12, 8), (2, 2)
     offsets = _shards.boundaries(parts, units, 2)
-    slices = [s for r in range(2) for s in _shards.slice_parts(parts, units, 2, r)]
+    slices = [one for own in _shards.order(parts, units, 2) for one in own]
     ordered = np.concatenate([full[s] for s in slices])
     nested = [0]
     for a, b in pairwise(offsets):
