@@ -145,6 +145,7 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
         return way.nothing()
     if wanted and block is not None and prod(way.shape) == way.size:  # of one item each
         sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
+        sums[np.isnan(sums)] = np.nan  # of which there are others
         return sums.view(np.int64)
     if way.is_one and way.size <= _PYTHON_ITEMS:
         one = _sum_few(items)
@@ -639,9 +640,9 @@ def _round_to_odd(sums: Buffer, errors: Buffer) -> Buffer:
     S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
     rounding to odd", IEEE Trans. Comput. 57 (2008).
     """
-    is_even = sums.view(np.int64) & 1 == 0
-    towards = np.copysign(np.inf, errors)
-    return np.where((errors != 0) & is_even, np.nextafter(sums, towards), sums)
+    bits = sums.view(np.int64)
+    outwards = np.where((errors > 0) == (sums > 0), 1, -1)
+    return np.where((errors != 0) & (bits & 1 == 0), bits + outwards, bits).view(np.float64)
 
 
 def _with_extremes(sums: Buffer, plus: Buffer, minus: Buffer, missing: Buffer) -> Buffer:
@@ -650,7 +651,7 @@ def _with_extremes(sums: Buffer, plus: Buffer, minus: Buffer, missing: Buffer) -
         return sums
     infinite = np.where(plus > 0, np.inf, 0.0) - np.where(minus > 0, np.inf, 0.0)
     sums = np.where((plus > 0) | (minus > 0), infinite, sums)
-    return np.where(missing > 0, np.nan, sums)
+    return np.where((missing > 0) | np.isnan(sums), np.nan, sums)
 
 
 def _carry(words: Buffer) -> Buffer:

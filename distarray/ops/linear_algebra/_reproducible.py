@@ -717,6 +717,7 @@ def _multiply_real(product: Product, sum_rows: Product, x1: Any, x2: Any, dtype:
         rest = [where(logic.isfinite(x), x, 0.0) for x in (x1, x2)]
         marks = product(*signs)
         known = _multiply_real(product, sum_rows, rest[0], rest[1], dtype)
+        marks = where(logic.isnan(marks), np.nan, marks)  # of which processors have others
         return where(logic.isfinite(marks), known, astype(marks, dtype))
     bits = (53 - (x1.shape[-1] - 1).bit_length()) // 2
     pairs = product(*(astype(logic.not_equal(x, 0), np.float32) for x in (x1, x2)))

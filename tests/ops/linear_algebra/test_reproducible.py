@@ -417,6 +417,19 @@ def test_items_that_are_not_finite_are_where_numpy_has_them(special: dict[Any, f
     np.testing.assert_array_equal(result[finite], clean[finite])
 
 
+@pytest.mark.usefixtures("either")
+def test_every_nan_of_a_product_is_the_same() -> None:
+    a = LEFT.copy()
+    a[0, 0], a[1, 1], a[2] = -np.nan, np.nan, np.inf  # times items of both signs
+
+    def multiply(x: Any, y: Any) -> Any:
+        with np.errstate(invalid="ignore"):
+            return da.matmul(x, y, reproducible=True)
+
+    found = of_all_layouts(multiply, a, RIGHT)[:3]
+    assert found.tobytes() == np.full(found.shape, np.nan).tobytes()
+
+
 def test_items_that_float32_cannot_hold_raise_nothing() -> None:
     a = LEFT.copy()
     a[0, 0] = 1e-60

@@ -253,6 +253,32 @@ def test_products_are_added_up_wherever_both_factors_lie(kind: str, dtype: str) 
                 same_bits(found, expected[0] + 1j * expected[1] if "c" in dtype else expected[0])
 
 
+@pytest.mark.usefixtures("way")
+def test_every_nan_is_the_same_whatever_it_comes_from() -> None:
+    items = [[np.nan], [-np.nan], [np.inf, -np.inf], [-np.nan] * 300, [np.inf, -np.inf] * 300]
+    for item in items:
+        x = np.array(item)
+        with np.errstate(invalid="ignore"):
+            for given, axis in ((x, 0), (np.stack([x, x]), 1), (x[:, None], 0)):
+                found = np.asarray(da.sum(given, axis, reproducible=True))
+                expected = np.full(found.shape, np.nan).tobytes()
+                assert found.tobytes() == expected
+                words = _exact_sums.add_up(_exact_items.items_of(given), (axis,))
+                assert _exact_sums.round_sums(words, np.float64).tobytes() == expected
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_that_cancel_tell_of_nothing(dtype: Any) -> None:
+    x = np.tile(np.array([0.1, -0.1], dtype), (3, 100))
+    x[1, 0] += dtype(1)
+    with np.errstate(all="raise"):
+        found = da.sum(x, 1, reproducible=True)
+        words = _exact_sums.add_up(_exact_items.items_of(x), (1,))
+        assert _exact_sums.round_sums(words, dtype).tobytes() == found.tobytes()
+    assert found.tolist() == [0, x[1, 0] - dtype(0.1), 0]
+
+
 @pytest.mark.parametrize("kind", HARD)
 @pytest.mark.parametrize("to_odd", [False, True])
 def test_the_words_of_one_sum_are_rounded_as_those_of_several(kind: str, to_odd: bool) -> None:
