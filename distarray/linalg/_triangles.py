@@ -46,9 +46,8 @@ def solve_triangles(
     a: np.ndarray, b: np.ndarray, *, lower: bool, unit_diagonal: bool
 ) -> np.ndarray:
     """Solve for batches of triangles in one process."""
-    if not (a.size and b.size):
-        return np.linalg.solve(a, b)  # which knows dtypes and shapes
-    dtype = np.linalg.solve(*(np.empty((0, 1, 1), one.dtype) for one in (a, b))).dtype
+    probe = np.linalg.solve(*(np.empty((0, *one.shape[-2:]), one.dtype) for one in (a, b)))
+    dtype = probe.dtype  # of shapes that fit
     if not (unit_diagonal or a.diagonal(axis1=-2, axis2=-1).all()):
         raise np.linalg.LinAlgError("Singular matrix")
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

@@ -126,6 +126,21 @@ def test_residuals_are_small_whatever_the_condition(
     simulate(ranks, program)
 
 
+@pytest.mark.usefixtures("least")
+def test_without_right_hand_sides_a_triangle_is_looked_at_as_well() -> None:
+    ones, zero = np.ones((23, 23)), np.ones((23, 23)) - np.diag(np.arange(23) == 7)
+    nothing = np.ones((23, 0))
+
+    def program() -> None:
+        regular, singular = da.asarray(ones), da.asarray(zero)
+        assert da.linalg.solve_triangular(regular, nothing).shape == (23, 0)
+        assert da.linalg.lu_solve((regular, np.arange(23)), nothing).shape == (23, 0)
+        with pytest.raises(da.linalg.LinAlgError, match="Singular"):
+            da.linalg.solve_triangular(singular, nothing)
+
+    on_ranks(program)
+
+
 @pytest.mark.parametrize("bad", [0, 7, 22])
 @pytest.mark.usefixtures("least")
 def test_zero_on_the_diagonal_is_an_error_on_every_rank(bad: int) -> None:
