@@ -390,13 +390,14 @@ def _bind(step: Step) -> Callable[..., Any]:
                 warn_of_singular()
             elif not is_regular:
                 raise LinAlgError(f"{step.op.name}: Singular matrix")
-            order = elimination.order()[: grid.length] if keeps else None
+            order = elimination.order() if keeps else None
             solutions = [elimination.triangles() if keeps else elimination.substitute()]
             del elimination, tiles, right  # before room is made for blocks
             solution = grid.collect(solutions.pop(), each, rows)
         moved = redistribute_local(_backend.asarray(solution, device), rows, output)
         if order is None:
             return moved
+        order = order[order < grid.length]  # NaN lets rows that fill up the last turn go before
         return moved, *[_backend.asarray(one, device) for one in (order, interchanges(order))]
 
     return function

@@ -24,7 +24,7 @@ from distarray.linalg._elimination import interchanges, tile_factor, warn_of_sin
 from distarray.linalg._kernels import eliminate_panel
 from distarray.linalg._tiles import takes_tiles
 from distarray.linalg._triangles import read_trans, solve_triangles, solve_triangular
-from distarray.ops import Axes, argsort, take, whole_axes
+from distarray.ops import Axes, argsort, give_values, take, whole_axes
 
 
 def _factor(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +135,7 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
 
     Parameters
     ----------
-    lu_and_piv : (DistArray, DistArray)
+    lu_and_piv : (DistArray, DistArray or array)
         Triangles of shape (..., m, m), and with which rows rows were interchanged.
     b : DistArray or array
         Of shape (..., m, k), whose other axes broadcast with those of `a`, or (m,).
@@ -180,8 +180,11 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
         raise ArgumentError("lu_solve got a piv that is no array of integers; lu_factor returns it")
     if getattr(b, "ndim", 0) == 1:
         return lu_solve((lu, pivots), b[:, None], how)[..., 0]
-    if not (takes_tiles(lu) and getattr(b, "ndim", 0) == 2 and len(lu) == len(b) == len(pivots)):
+    is_one = getattr(b, "ndim", 0) == 2 and pivots.ndim == 1
+    if not (takes_tiles(lu) and is_one and len(lu) == len(b) == len(pivots)):
         return run(_solve_whole, (lu, pivots, b), Axes("ij,i,ik->ik", (("trans", how),)))
+    if not isinstance(pivots, BaseArray):
+        pivots = give_values(lu, pivots)
     order = run(_order_whole, (pivots,), Axes("i->i"))
     if how:
         x = solve_triangular(lu, b, trans=how)

@@ -233,6 +233,7 @@ from distarray.ops.families._rims import read_rim as read_rim
 from distarray.ops.families._rims import rim_of_block as rim_of_block
 from distarray.ops.families._selection import expand as expand
 from distarray.ops.families._selection import normalize_key as normalize_key
+from distarray.ops.families._values import give_values as give_values
 from distarray.ops.families._windows import Exchange as Exchange
 from distarray.ops.families._windows import Pair as Pair
 from distarray.ops.families._windows import Window as Window

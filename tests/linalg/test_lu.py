@@ -108,11 +108,31 @@ def test_batches_broadcast_as_those_of_solve(trans: int) -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("trans", [0, 1, 2])
+@pytest.mark.usefixtures("_least")
+def test_pivots_may_be_plain_or_of_another_order_for_each_batch(trans: int) -> None:
+    a, b = draw(23, 23, dtype=np.complex128), draw(23, 2, seed=1)
+
+    def program() -> None:
+        lu, piv = da.linalg.lu_factor(da.asarray(a))
+        pivots = np.asarray(piv)
+        for given in (pivots, pivots.astype(">i8"), pivots.tolist()):
+            assert is_solution(
+                turned(a, trans), np.asarray(da.linalg.lu_solve((lu, given), b, trans)), b
+            )
+        for given in (da.asarray(np.tile(pivots, (23, 1))), np.tile(pivots, (23, 1))):
+            found = np.asarray(da.linalg.lu_solve((lu, given), b, trans))
+            assert found.shape == (23, 23, 2)
+            assert is_solution(turned(a, trans), found[3], b)
+
+    on_ranks(program)
+
+
 def test_factors_of_small_matrices_are_scipys() -> None:
     linalg = pytest.importorskip("scipy.linalg")
     a, b = draw(9, 9), draw(9, 2)
     wanted = linalg.lu_factor(a)
-    solution = linalg.lu_solve(wanted, b)  # not on ranks that are threads: it writes into pivots
+    solution = linalg.lu_solve(wanted, b)  # writes to `piv` meanwhile: not for several threads
 
     def program() -> None:
         for found, one in zip(da.linalg.lu_factor(da.asarray(a)), wanted, strict=True):
@@ -140,6 +160,22 @@ def test_a_pivot_of_0_is_a_warning_first_and_an_error_then() -> None:
         simulate(RANKS, program)
     assert len(said) == RANKS
     assert len(set(said)) == 1
+
+
+@pytest.mark.usefixtures("_least")
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+@pytest.mark.parametrize("item", [np.nan, np.inf])
+@pytest.mark.parametrize("n", [1, 23])
+def test_items_that_are_not_finite_are_in_the_factors(n: int, item: float, dtype: Any) -> None:
+    a = draw(n, n, dtype=dtype)
+    a[n // 2, n // 2] = item
+
+    def program() -> None:
+        lu, piv = (np.asarray(one) for one in da.linalg.lu_factor(da.asarray(a)))
+        assert not np.isfinite(lu).all()
+        assert ((piv >= 0) & (piv < n)).all()
+
+    on_ranks(program)
 
 
 def test_no_process_receives_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
