@@ -29,6 +29,11 @@ stretches take half of the time of packing, sending and unpacking, those of 512 
 """
 
 
+STRIDED_BYTES: Final = 2**31 - 1
+"""Larger parts are sent as they lie only in one stretch: these go in pieces of so many items, where
+by a datatype of MPI's they would be one message, and one end may have the stretch alone."""
+
+
 INLINE_BYTES: Final = 64 * 1024
 """Parts up to this size are packed into the message that tells of them, where they have to be.
 
@@ -131,7 +136,7 @@ def goes_as_it_lies(array: Buffer) -> bool:
     """Tell whether an array in host memory is sent as it lies, without being packed before."""
     if array.flags.c_contiguous or array.nbytes <= INLINE_BYTES:
         return True
-    return run_of(array)[0] >= min(LONG_RUN_BYTES, array.nbytes)
+    return run_of(array)[0] >= min(LONG_RUN_BYTES, array.nbytes) and array.nbytes <= STRIDED_BYTES
 
 
 def pack(src: Buffer, boxes: Sequence[Box], out: Buffer, *, total: int = 0) -> Buffer:

@@ -23,7 +23,7 @@ from distarray.comm import (
     push_rows,
     scatter_states,
 )
-from distarray.comm.mpi import _envelopes, _groups
+from distarray.comm.mpi import _envelopes, _groups, _large_counts
 from distarray.errors import CommunicationError, MismatchError
 from distarray.ops.families import _windows
 from distarray.redistribute import _messages, clear_plans
@@ -381,15 +381,20 @@ def test_counts_that_do_not_fit_are_an_error_and_no_truncated_message(comm):
 
 
 @pytest.mark.parametrize("long_run", [1, 1 << 40], ids=["as they lie", "packed"])
-@pytest.mark.parametrize("short", [0, 64, _envelopes.INLINE_BYTES])
+@pytest.mark.parametrize(
+    ("short", "limit"),
+    [(0, 50), *[(n, _large_counts.LIMIT) for n in (0, 64, _envelopes.INLINE_BYTES)]],
+)
 @pytest.mark.parametrize("round_bytes", [1, 1 << 20])
-def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, long_run, round_bytes):
+def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, limit, long_run, round_bytes):
     clear_plans()  # rounds are counted once
     monkeypatch.setattr(_packing, "_ROUND_BYTES", round_bytes)
     monkeypatch.setattr(_packing, "LONG_RUN_BYTES", long_run)
     monkeypatch.setattr(_envelopes, "INLINE_BYTES", short)
     monkeypatch.setattr(_envelopes, "_COPIED_BYTES", short)
     monkeypatch.setattr(_packing, "INLINE_BYTES", short)
+    monkeypatch.setattr(_packing, "STRIDED_BYTES", limit)
+    monkeypatch.setattr(_large_counts, "LIMIT", limit)
     mesh = mesh_of(comm)
     # Short blocks travel whole otherwise.
     monkeypatch.setitem(vars(mesh.communicator()), "sends_whole", -1)
