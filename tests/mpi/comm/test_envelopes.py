@@ -215,11 +215,11 @@ def test_which_few_rows_are_wanted_is_told_to_all_ranks(comm, monkeypatch, items
         x[da.distribute_array(plain, mesh, [Shard(0)], src=None)]
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width", [1, 2])
 def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, width):
     mesh = mesh_of(comm)
     ours = mesh.communicator()
-    n = 40000 * comm.size + 3
+    n = 80003
     whole = np.random.default_rng(1).random((n, width))
     x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
     strided = da.distribute_array(whole.T.copy(), mesh, [Shard(1)], src=None)
@@ -234,7 +234,7 @@ def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, width):
         if ours.sends_parts and not ours.reaches_some():
             assert joined == calls
         start, stop = x.layout.local_box(mesh.coordinate)[0]
-        mine = index[slice(*y.layout.local_box(mesh.coordinate)[0])] % n
+        mine = np.unique(index[slice(*y.layout.local_box(mesh.coordinate)[0])] % n)
         others = np.count_nonzero((mine < start) | (mine >= stop))
         assert log.bytes("rows") == 8 * width * others
         np.testing.assert_array_equal(y.full_array(), whole[index])
