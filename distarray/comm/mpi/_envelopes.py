@@ -128,15 +128,12 @@ class Envelopes:
         into: Sequence[np.ndarray],
         token: int,
         what: object,
-        fill: Fill | None,
     ) -> bool:
-        """Send each rank its part, once ``fill()`` has set them, into what there is for it.
+        """Send each rank its part into what there is for it.
 
         Short parts are packed into envelopes, others follow as they lie, of whatever strides. False
         where tokens differ; then nothing has been received.
         """
-        if fill is not None:
-            fill()
         self._start(self._receives)
         sends, late = [], []
         follow: list[MPI.Request] = []

@@ -18,6 +18,7 @@ from distarray.comm.failures._waits import Meeting, count_by, join_next, waiting
 from distarray.comm.mpi._envelopes import MOST_RANKS, Envelopes, Fill, reduce_tokens
 from distarray.comm.mpi._start import import_mpi
 from distarray.comm.shared_memory._channel import Channel, attach
+from distarray.errors import CommunicationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -200,7 +201,11 @@ class Group:
         """Give every rank's short payload to every rank, in envelopes."""
         envelopes = self._envelopes or self.envelopes
         self._calls += 1
-        found = envelopes.exchange(payload, token, what)
+        try:
+            found = envelopes.exchange(payload, token, what)
+        except BaseException as error:
+            self._leave(error)
+            raise
         if found is None:
             self._raise_mismatch(what)
         return found
@@ -216,8 +221,20 @@ class Group:
         """Send each rank its part, once ``fill()`` has set it, in an envelope or after it."""
         envelopes = self._envelopes or self.envelopes
         self._calls += 1
-        if not envelopes.all_to_all(parts, into, token, what, fill):
+        if fill is not None:
+            fill()
+        try:
+            agree = envelopes.all_to_all(parts, into, token, what)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        if not agree:
             self._raise_mismatch(what)
+
+    def _leave(self, error: BaseException) -> None:
+        """Send nothing more where an exchange has been left: its messages would meet the next."""
+        if not isinstance(error, CommunicationError):  # all that was sent has come then
+            self._own = self._envelopes = _unfinished("an exchange", self.world_ranks, error)
 
     def compare(self, token: int, what: object, fill: Fill | None = None) -> None:
         """Check that all ranks do the same: that they pass the same token, below 2**62.
@@ -271,7 +288,7 @@ class Group:
                     try:
                         self._connect()
                     except BaseException as error:
-                        self._own = _unfinished(self.world_ranks, error)
+                        self._own = _unfinished("the first call", self.world_ranks, error)
                         raise
                     finally:
                         self._connected = True
@@ -329,10 +346,10 @@ class Group:
         self.channel, self._connected = None, len(self.ranks) == 1
 
 
-def _unfinished(ranks: Sequence[int], error: BaseException) -> Any:
-    """Return what stands for a communicator where a rank has not finished its first call."""
+def _unfinished(what: str, ranks: Sequence[int], error: BaseException) -> Any:
+    """Return what stands for a communicator where a rank has not finished a call."""
     return Barred(
-        f"the first call of {name_ranks(ranks)} together ended on this rank by "
+        f"{what} of {name_ranks(ranks)} together ended on this rank by "
         f"{type(error).__name__}, and the others are out of step with it: let the program end "
         "where that is raised"
     )

@@ -380,6 +380,35 @@ def test_counts_that_do_not_fit_are_an_error_and_no_truncated_message(comm):
     assert ours.all_gather_object(ours.rank) == list(range(comm.size))
 
 
+def test_a_rank_that_leaves_an_exchange_sends_nothing_more(monkeypatch):
+    from mpi4py import MPI
+
+    monkeypatch.setenv("DISTARRAY_RANKS_PER_NODE", "1")
+    comm = MPI.COMM_WORLD.Dup()
+    ours: Communicator = as_communicator(comm)
+    send, recv = np.ones(comm.size), np.zeros(comm.size)
+    ours.all_to_all(send, recv, token=1, what="parts")
+    wait, left = _envelopes.Envelopes._wait, []
+
+    def interrupted(*args: Any) -> None:
+        wait(*args)
+        if not comm.rank and not left:
+            left.append(1)
+            raise KeyboardInterrupt  # as a handler of signals does
+
+    monkeypatch.setattr(_envelopes.Envelopes, "_wait", interrupted)
+    if comm.rank:
+        ours.all_to_all(2 * send, recv, token=2, what="parts")
+        assert (recv == 2.0).all()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            ours.all_to_all(2 * send, recv, token=2, what="parts")
+        for call in (ours.barrier, lambda: ours.all_to_all(send, recv, token=3, what="parts")):
+            with pytest.raises(CommunicationError, match="on this rank by KeyboardInterrupt"):
+                call()
+    MPI.COMM_WORLD.Barrier()
+
+
 @pytest.mark.parametrize("long_run", [1, 1 << 40], ids=["as they lie", "packed"])
 @pytest.mark.parametrize(
     ("short", "limit"),
