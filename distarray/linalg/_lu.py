@@ -184,7 +184,7 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
     if not (takes_tiles(lu) and is_one and len(lu) == len(b) == len(pivots)):
         return run(_solve_whole, (lu, pivots, b), Axes("ij,i,ik->ik", (("trans", how),)))
     if not isinstance(pivots, BaseArray):
-        pivots = give_values(lu, pivots)
+        pivots = give_values(lu, pivots.astype(np.int64))
     order = run(_order_whole, (pivots,), Axes("i->i"))
     if how:
         x = solve_triangular(lu, b, trans=how)
