@@ -425,8 +425,9 @@ def _pull_known(
     start, stop = blocks.offsets[rank : rank + 2].tolist()
     asked = []
     for i, theirs in enumerate(everyone):
-        here = distinct[ends[rank] : ends[rank + 1]]
-        if i != rank:
+        if i == rank:
+            here = distinct[ends[rank] : ends[rank + 1]]
+        else:
             here = theirs[(theirs >= start) & (theirs < stop)]
             here.sort()
             here = here[_are_first(here)]
