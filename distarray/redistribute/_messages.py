@@ -231,8 +231,8 @@ def _exchange(
 ) -> Buffer | None:
     """Send each rank its part, and return what comes packed; None where it is in its place.
 
-    ``pack_into(send)`` packs parts while the ranks compare a token. ``block`` tells the device and
-    the dtype of all. ``rooms`` are where packed values are to lie, sent and received.
+    ``pack_into(send)`` packs parts, before a token is compared or meanwhile. ``block`` tells the
+    device and the dtype of all. ``rooms`` are where packed values are to lie, sent and received.
     """
     (parts, send_counts), (into, recv_counts) = sent, received
     device = _backend.device_of(block)
