@@ -16,6 +16,7 @@ finds which test was running when a job was ended, and starts the rest again in 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import functools
 import gc
@@ -38,6 +39,9 @@ GRACE_SECONDS = 10.0
 
 SWITCH_SECONDS = 0.0005
 """Simulated ranks are threads, which hand values to each other all the time."""
+
+OUTSIDE_SECONDS = 240.0
+"""How long a job of `tests.run` may collect tests, or end."""
 
 PASSED, FAILED, SKIPPED = 0, 1, 2
 
@@ -137,6 +141,12 @@ class Record:
             done = Path(folder) / "done"
             self._done = set(done.read_text().splitlines()) if done.exists() else set()
             self._file = open(Path(folder) / f"rank{rank}.jsonl", "a")  # noqa: SIM115 - open for the session
+            self._log = open(Path(folder) / "log", "a")  # noqa: SIM115 - open for the session
+            self._limit()
+
+    def _limit(self) -> None:
+        """End the job where it hangs outside of tests, each of which has a limit of its own."""
+        faulthandler.dump_traceback_later(OUTSIDE_SECONDS, file=self._log, exit=True)
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event."""
@@ -190,6 +200,8 @@ class Record:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Note that the session came to its end by itself."""
         self.write("finish", exitstatus=int(exitstatus))
+        if self._file is not None:
+            self._limit()
 
 
 class Agreement:

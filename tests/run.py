@@ -409,7 +409,7 @@ def _read(run: Run, records: Path, log: Path, status: int | None) -> bool:
         elif test not in run.outcomes:
             run.outcomes[test] = "passed" if "passed" in ended[test].values() else "skipped"
     finished = len(finishes) == max(run.ranks, 1)
-    sound = finished and status is not None and set(finishes) <= {0, 1, 5}
+    sound = finished and set(finishes) <= {0, 1, 5} and (status == 0) == (set(finishes) == {0})
     if not sound and "failed" not in run.outcomes.values():
         how = "was ended at its time limit" if status is None else f"ended with status {status}"
         run.fail(f"job[{run.name}]", f"the job {how}; its last lines:\n{tail}")

@@ -65,7 +65,8 @@ def join_next(place: str, ranks: tuple[int, ...]) -> Meeting:
 
 def count_by(place: str, rounds: Rounds) -> None:
     """Let something count the meetings at a place itself."""
-    _rounds[place] = rounds
+    with _lock:
+        _rounds[place] = rounds
     weakref.finalize(rounds, _over.add, place).atexit = False
 
 
@@ -76,8 +77,10 @@ def rounds_of(place: str) -> Rounds | None:
 
 def count_joined() -> dict[str, int]:
     """Return how many meetings of each series this rank has joined, for those who wait there."""
-    counted = [(place, rounds) for place, rounds in _rounds.items() if not rounds.finds_gone]
-    return joined | {place: rounds.joined for place, rounds in counted}
+    with _lock:  # other threads may make communicators
+        known = list(_rounds.items())
+    counted = {place: rounds.joined for place, rounds in known if not rounds.finds_gone}
+    return joined | counted
 
 
 def has_joined(place: str, number: int) -> bool:

@@ -132,10 +132,10 @@ def heap(number: int) -> Heap:
 
 def owner(address: int) -> int:
     """Return the device whose memory holds an address, -1 for host memory."""
-    for number, one in _heaps.items():
+    for number, one in _heaps.copy().items():  # other threads add devices, open and close mappings
         if one.address <= address < one.address + CAPACITY:
             return number
-    for start, (_, device, size) in _opened.items():
+    for start, (_, device, size) in _opened.copy().items():
         if start <= address < start + size:
             return device
     return -1
@@ -189,11 +189,11 @@ def at(address: int, nbytes: int) -> Any:
     """Return bytes in memory as a NumPy array, of a device or of the host."""
     if nbytes == 0:
         return np.empty(0, np.uint8)
-    for one in _heaps.values():
+    for one in _heaps.copy().values():
         if one.address <= address < one.address + CAPACITY:
             start = address - one.address
             return one.bytes[start : start + nbytes]
-    for start, (mapped, _, size) in _opened.items():
+    for start, (mapped, _, size) in _opened.copy().items():
         if start <= address < start + size:
             skip = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
             return np.frombuffer(mapped, np.uint8, nbytes, address - skip)
