@@ -2106,8 +2106,8 @@ MUTANTS = (
     Mutant(
         "different items of a block are numbered with those of its own rank",
         "ops/sets/_unique.py",
-        "sum(n for (n,) in lengths[: comm.rank])",
-        "sum(n for (n,) in lengths[1 : comm.rank + 1])",
+        "sum(lengths[: comm.rank])",
+        "sum(lengths[1 : comm.rank + 1])",
         ("ops/sets/test_unique.py",),
     ),
     Mutant(

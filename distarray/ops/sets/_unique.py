@@ -4,7 +4,7 @@ Each process sorts its block and drops what is there twice. Multiselection then 
 into parts of about equal length, cut between different items, so that equal items meet on one
 process, which merges what it gets; each process sends an item once, and at most one of a kind. Long
 items, as parts along an axis are, are divided by a sample. Of a few items every process gets all,
-in one round, and keeps its part of the different ones.
+in one round, and keeps its part of the different ones; where few differ on each it gets those.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ from distarray.typing import Buffer
 
 _FEW_BYTES: Final = 4 * 1024
 """Arrays of so many bytes every process gets: that takes one round, and to exchange what differs
-takes four. On two ranks of Zen 5 it took 27 us then, and 90; of 32 KiB 47 and 168, but many more
-bytes where few items differ."""
+takes three, but fewer bytes where few items differ. On two ranks of Zen 5 it took 20 us, and 33."""
 
 _LONG_ITEM: Final = 64
 """Bytes of items from which on a sample says where to cut: exact places take eight reductions for
@@ -212,8 +211,23 @@ class _Unique:
 
         The rows are those that are sent, the values first; the list is left empty.
         """
-        parcels = self._divide(comm, rows[0], wanted)
-        received, offsets = push_rows(comm, rows, parcels, self._token + 1, self._step)
+        run = rows[0]
+        told = gather_words(comm, [len(run), longest(run)], self._token, self._step)
+        lengths = [length for length, _ in told]
+        total = sum(lengths)
+        beside = 8 * (wanted.places + wanted.counts + wanted.inverse)
+        permit_bytes(self._step.op.name, total * (run.itemsize + beside))
+        most = max(lengths) * sum(row.itemsize for row in rows)
+        gathers = 0 < comm.size * most <= GATHERED_BYTES
+        if gathers:
+            lines = gather_lines(
+                comm, [row[None] for row in rows], most, self._token + 2, self._step
+            )
+            received = [line[0] for line in lines]
+            offsets = np.cumsum([0, *lengths])
+        else:
+            parcels = self._divide(comm, run, lengths, max(n for _, n in told), wanted.equal_nan)
+            received, offsets = push_rows(comm, rows, parcels, self._token + 1, self._step)
         rows.clear()
         order = merge_order(received[0], offsets)
         run = received.pop(0)[order]
@@ -228,28 +242,34 @@ class _Unique:
         if wanted.counts:
             counts = _reduced(np.add, received.pop(0)[order], firsts)
         found = _Distinct(values, places, None, counts)
+        if gathers:
+            share = -(-len(firsts) // comm.size)
+            own = slice(share * comm.rank, share * (comm.rank + 1))
+            found = _Distinct(*[None if part is None else part[own] for part in found])
         if not wanted.inverse:
             return found, order
-        lengths = gather_words(comm, [len(firsts)], self._token + 4, self._step)
+        if gathers:
+            return found, _numbers(order, starts, 0)[slice(*offsets[comm.rank :][:2])]
+        lengths = [n for (n,) in gather_words(comm, [len(firsts)], self._token + 4, self._step)]
         del firsts
-        numbers = _numbers(order, starts, sum(n for (n,) in lengths[: comm.rank]))
+        numbers = _numbers(order, starts, sum(lengths[: comm.rank]))
         del order
         back = Parcels(offsets, None)
         (ids,), _ = push_rows(comm, [numbers], back, self._token + 5, self._step)
         return found, ids
 
-    def _divide(self, comm: Communicator, run: Buffer, wanted: Wanted) -> Parcels:
-        """Return the parts of a sorted run that go to each process; equal items go to one."""
-        most, equal_nan = longest(run), wanted.equal_nan
-        told = gather_words(comm, [len(run), most], self._token, self._step)
-        total = sum(length for length, _ in told)
-        beside = 8 * (wanted.places + wanted.counts + wanted.inverse)
-        permit_bytes(self._step.op.name, total * (run.itemsize + beside))
+    def _divide(
+        self, comm: Communicator, run: Buffer, lengths: Sequence[int], width: int, equal_nan: bool
+    ) -> Parcels:
+        """Return the parts of a sorted run that go to each process; equal items go to one.
+
+        All runs have these `lengths`; the longest text has `width` characters.
+        """
+        total = sum(lengths)
         cuts = np.zeros(comm.size + 1, np.int64)
         cuts[-1] = len(run)
         if total:
-            text = run.dtype.kind in "US"
-            keys = KeyWords(run.dtype, max(n for _, n in told) if text else None)
+            keys = KeyWords(run.dtype, width if run.dtype.kind in "US" else None)
             ranks = ranks_of(comm)
             places = np.arange(1, comm.size) * total // comm.size
             most = total * run.itemsize
@@ -257,7 +277,7 @@ class _Unique:
                 (runs,) = gather_lines(comm, [run[None]], most, self._token + 2, self._step)
                 splitters = sort_block(runs[0])[places]
             elif run.itemsize > _LONG_ITEM:
-                splitters = self._sample(comm, run, [length for length, _ in told])
+                splitters = self._sample(comm, run, lengths)
             else:
                 splitters = select_values(run, places, keys, ranks)
             cuts[1:-1] = np.searchsorted(run, splitters, "left")
@@ -449,9 +469,10 @@ def unique(
     Distribution: the different items of each block go to where they have their place, once, with 8
     bytes for each index and count; for `return_inverse` 8 bytes of each come back. Parts along an
     axis that are cut are brought together first; of items of more than 64 bytes 16 for each process
-    are gathered, which tell where to cut. Arrays of at most 4 KiB go to every process as
-    they are. Memory: the block, sorted; with index or inverse 8 bytes an item, three times. Partial
-    inputs are reduced first. Blocks on a GPU are sorted by NumPy on the host.
+    are gathered, which tell where to cut. Arrays of at most 4 KiB go to every process as they are,
+    and so do the different items, with what goes with them, where that is at most 512 KiB. Memory:
+    the block, sorted; with index or inverse 8 bytes an item, three times. Partial inputs are
+    reduced first. Blocks on a GPU are sorted by NumPy on the host.
 
     Examples
     --------

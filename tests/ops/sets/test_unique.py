@@ -68,8 +68,10 @@ def test_items_and_what_is_told_of_them_are_those_of_numpy(
             assert places.layout is x.layout.without_partial()
         agrees(x, value)
 
+    gathered = data.draw(st.sampled_from((_unique.GATHERED_BYTES, 64, 0)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_unique, "_FEW_BYTES", most)
+        patch.setattr(_unique, "GATHERED_BYTES", gathered)
         simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
@@ -185,6 +187,22 @@ def test_few_items_are_gathered_at_once_and_divided_as_by_default() -> None:
             found = da.unique_all(x)
         assert [record.collective for record in log.records] == ["all_gather"]
         assert log.bytes() == values.nbytes * (RANKS - 1) // RANKS
+        for one, other in zip(found, np.unique(values, True, True, True), strict=True):
+            agrees(one, other)
+        assert found.values.rebalance() is found.values
+
+    simulate(RANKS, program)
+
+
+def test_what_differs_on_each_is_gathered_at_once_and_divided_evenly() -> None:
+    values = np.random.default_rng(3).integers(0, 1000, (RANKS, 500))
+
+    def program() -> None:
+        x = da.asarray(values)
+        with CommLog() as log:
+            found = da.unique_all(x)
+        assert log.count("rows") == 0
+        assert log.count() <= 4
         for one, other in zip(found, np.unique(values, True, True, True), strict=True):
             agrees(one, other)
         assert found.values.rebalance() is found.values
