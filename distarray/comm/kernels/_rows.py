@@ -144,13 +144,16 @@ def expand_one(size: int) -> Source:
 
 
 @_inline
-def _block_of(number: int, starts: int, count: int) -> int:
-    """Return the last of ``count`` blocks that begins at a row or before it."""
+def _block_of(number: int, starts: int, count: int, bits: int) -> int:
+    """Return the last of ``count`` blocks, of so many bits, that begins at a row or before it.
+
+    By shifts, of which compilers make no branch: random rows would decide it.
+    """
     block = 0
-    while count > 1:
-        half = count >> 1
-        block += half * (_load_word(starts + 8 * (block + half)) <= number)
-        count -= half
+    while bits:
+        bits -= 1
+        begin = _load_word(starts + 8 * min(block + (1 << bits), count))
+        block += types.int64(begin <= number) << bits
     return block
 
 
@@ -179,13 +182,15 @@ def move_rows(width: int, exact: bool, streaming: int) -> Source:
         """
         last = types.uint64(_load_word(starts + 8 * count) - 1)
         last_place = types.uint64(dst_rows - 1)
-        found = 0
+        found = bits = 0
+        while count > 1 << bits:
+            bits += 1
         for k in range(n):
             if ahead:
                 early = min(k + ahead, n - 1)
                 if numbers:
                     i = types.int64(min(types.uint64(_load_word(numbers + 8 * early)), last))
-                    s = _row_at(i, _block_of(i, starts, count), blocks)
+                    s = _row_at(i, _block_of(i, starts, count, bits), blocks)
                     for at in range(0, run, 64):
                         prefetch(s + at, 0)
                 if places:
@@ -194,7 +199,7 @@ def move_rows(width: int, exact: bool, streaming: int) -> Source:
                     for at in range(0, run, 64):
                         prefetch(d + at, 1)
             i = types.int64(min(types.uint64(_load_word(numbers + 8 * k) if numbers else k), last))
-            block = _block_of(i, starts, count)
+            block = _block_of(i, starts, count, bits)
             found += block == own
             s = _row_at(i, block, blocks)
             j = min(types.uint64(_load_word(places + 8 * k) if places else k), last_place)
