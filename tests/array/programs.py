@@ -85,7 +85,7 @@ SMALL_LIMITS: dict[Any, dict[str, int]] = {
     },
     _histograms: {"_ALWAYS_DENSE": 0},
     _searchsorted: {"FEW_BYTES": 0, "_LEAST_QUERIES": 1, "_SORTED_QUERIES": 2},
-    _membership: {"FEW_BYTES": 0},
+    _membership: {"FEW_BYTES": 0, "_FEW_SOUGHT": -1, "_PIECE": 3},
     _extraction: {"FEW_BYTES": 0},
     _selection: {"SPREAD_ITEMS": 20},
     _states: {"SMALL_BYTES": 0, "FOLDED_BY_ALL": 0},

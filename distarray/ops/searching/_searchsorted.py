@@ -27,7 +27,7 @@ from distarray.core import (
     run,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
-from distarray.layout import Shard
+from distarray.layout import Layout, Shard
 from distarray.ops.families._values import ErrorsOfNumPy, check_one_mesh, on_host, read_values
 from distarray.ops.indexing._items import getitem
 from distarray.ops.sorting._block_sort import argsort_block
@@ -103,11 +103,9 @@ def search_op(
 
 def _spec(op: Op, call: Call, combine: str) -> Spec | Layouts:
     items, sought = call.layouts
-    cutting = {m for axis in range(items.ndim) for m in items.sharding_axes(axis)}
-    meet = any(type(sought.placements[m]) is Shard for m in cutting)
     sizes = zip(call.layouts, call.dtypes, strict=True)
     few = min(layout.size * dtype.itemsize for layout, dtype in sizes)
-    if not meet or few <= FEW_BYTES:
+    if not are_cut_alike(items, sought) or few <= FEW_BYTES:
         own = tuple(range(items.ndim))
         others = tuple(range(items.ndim, items.ndim + sought.ndim))
         return Spec((own, others), others, combine)
@@ -115,6 +113,12 @@ def _spec(op: Op, call: Call, combine: str) -> Spec | Layouts:
         raise ShapeError(f"{op.name} in items of shape {items.shape}: sorted items have one axis")
     items, sought = items.without_partial(), sought.without_partial()
     return Layouts((items, sought), sought, sends=((sought, sought, False),))
+
+
+def are_cut_alike(items: Layout, sought: Layout) -> bool:
+    """Tell whether a mesh axis cuts both."""
+    cuts = zip(items.placements, sought.placements, strict=True)
+    return any(type(one) is type(other) is Shard for one, other in cuts)
 
 
 class _Owners:

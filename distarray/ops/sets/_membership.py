@@ -12,8 +12,10 @@ from distarray.core import (
     check_flag,
     documented,
     join_arrays,
+    move,
     normalize_operand,
     register,
+    replicated_layout,
     run,
 )
 from distarray.errors import ArgumentError, DTypeError
@@ -23,13 +25,22 @@ from distarray.ops.families._values import check_one_mesh
 from distarray.ops.indexing._items import getitem
 from distarray.ops.manipulation._joining import concat
 from distarray.ops.manipulation._reshape import reshape
-from distarray.ops.searching._searchsorted import FEW_BYTES, find_places, search_op
+from distarray.ops.searching._searchsorted import (
+    FEW_BYTES,
+    are_cut_alike,
+    find_places,
+    search_op,
+)
 from distarray.ops.sets._unique import Wanted, find_unique
+from distarray.ops.sorting._block_sort import sort_block
 from distarray.typing import Buffer
 
-_PIECE: Final = 1 << 14
-"""So many sought items, at least, are sorted with those of a block at once. Integers are all looked
-for at once, for which NumPy has a table, of a size that it weighs against theirs."""
+_FEW_SOUGHT: Final = 1 << 14
+"""From so many sought items on those of a block are sorted, and searched for. Integers are left to
+NumPy, which has a table for them, of a size that it weighs against theirs."""
+
+_PIECE: Final = 1 << 17
+"""So many are searched for at once: a few MiB with what is computed of them."""
 
 _TABLE_BYTES_PER_ITEM: Final = 6
 """A table of the integers from the least to the greatest of a block has so many bytes an item, at
@@ -37,14 +48,14 @@ most, as NumPy's, which sorts instead where the dtype has not that range."""
 
 
 def _contains(items: Buffer, sought: Buffer, invert: bool) -> Buffer:
-    at_once = max(_PIECE, 4 * items.size)
-    if sought.size <= at_once or sought.dtype.kind in "biu":
+    if sought.size <= _FEW_SOUGHT or sought.dtype.kind in "biu" or not items.size:
         return np.isin(sought, items, invert=invert)
+    find, ordered = _find_sorted(invert), sort_block(items.reshape(-1))
     found = np.empty(sought.shape, bool)
     flat, target = sought.reshape(-1), found.reshape(-1)
-    for start in range(0, flat.size, at_once):
-        piece = slice(start, start + at_once)
-        target[piece] = np.isin(flat[piece], items, invert=invert)
+    for start in range(0, flat.size, _PIECE):
+        piece = slice(start, start + _PIECE)
+        target[piece] = find(ordered, 0, flat[piece])
     return found
 
 
@@ -107,8 +118,9 @@ def isin(
     Notes
     -----
     Distribution: nothing is sent where `x1` or `x2` is not cut, and up to 64 KiB of the smaller one
-    are gathered. Else the different items of `x2` are found as by `unique`, and those of `x1` are
-    looked up among them as by `searchsorted`.
+    are gathered, or `x2` where it has no more bytes than a block of `x1`. Else the different items
+    of `x2` are found as by `unique`, and those of `x1` are looked up among them as by
+    `searchsorted`.
 
     Examples
     --------
@@ -134,7 +146,12 @@ def isin(
     both = isinstance(x1, BaseArray) and isinstance(x2, BaseArray)
     if both and min(x1.nbytes, x2.nbytes) > FEW_BYTES:
         check_one_mesh("isin", x1, x2)
-        (x2,) = find_unique(x2)
+        if are_cut_alike(x2.layout, x1.layout):
+            if x2.nbytes <= x1.layout.largest_block * x1.dtype.itemsize:
+                whole = replicated_layout(x2.layout.mesh, x2.shape)
+                x2 = x2._new(move("isin", x2._local, x2.layout, whole), whole)
+            else:
+                (x2,) = find_unique(x2)
     return run(_member, (x2, x1), invert)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import distarray as da
 from distarray.comm import CommLog, simulate
 from distarray.errors import ArgumentError, DTypeError
-from distarray.layout import Partial, Shard
+from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.searching import _searchsorted as searching
 from distarray.ops.sets import _membership as membership
 from distarray.testing import reset
@@ -40,6 +40,8 @@ def few_bytes(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "asked":
             for module in (searching, membership):
                 patch.setattr(module, "FEW_BYTES", 0)
+            patch.setattr(membership, "_FEW_SOUGHT", -1)
+            patch.setattr(membership, "_PIECE", 3)
         yield request.param
     reset()
 
@@ -97,6 +99,38 @@ def test_sets_are_those_of_numpy(
         for one, wanted in zip(da.intersect1d(*arrays, return_indices=True), indices, strict=True):
             agrees(one, wanted)
         agrees(da.setdiff1d(*arrays, assume_unique=True), again)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f8"])
+def test_items_no_larger_than_a_block_of_the_sought_ones_are_gathered(dtype: str) -> None:
+    n = membership.FEW_BYTES
+    values = np.arange(RANKS * n).astype(dtype) % 1000
+    items = np.arange(0, 2 * n, 2)[::-1].astype(dtype)
+
+    def program() -> None:
+        x, y = da.asarray(values), da.asarray(items)
+        with CommLog() as log:
+            found = da.isin(x, y)
+        assert log.count() == log.count("all_gather") == 1
+        agrees(found, np.isin(values, items))
+
+    on_ranks(program)
+
+
+def test_nothing_is_sent_of_many_items_where_one_is_not_cut() -> None:
+    n = membership.FEW_BYTES
+
+    def program() -> None:
+        items = da.arange(n)
+        whole = da.arange(0, 2 * n, 2, placements=[Replicate()] * items.mesh.ndim)
+        with CommLog() as log:
+            found = da.isin(whole, items)
+            others = da.isin(items, whole)
+        assert log.count() == 0
+        agrees(found, np.arange(0, 2 * n, 2) < n)
+        agrees(others, np.arange(n) % 2 == 0)
 
     on_ranks(program)
 
