@@ -63,7 +63,7 @@ half the time or less; four bounds the memory.
 """
 
 _NUMBERS: Final = "iuf"
-"""Kinds of items that NumPy counts in any bins: with others it is tried first."""
+"""Kinds of items that NumPy counts in any bins."""
 
 
 # --- counts of blocks, which add up ---------------------------------------------------------------
@@ -99,14 +99,25 @@ _count = Op(
 
 
 def _count_items(
-    name: str, operands: Sequence[Any], function: Callable[..., Any], has_rows: bool = False
+    name: str,
+    operands: Sequence[Any],
+    function: Callable[..., Any],
+    dtype: Any,
+    edges: Sequence[np.ndarray],
+    has_rows: bool = False,
 ) -> Any:
-    """Return the sum of what a function counts in all blocks; it is tried on one item first."""
-    tried = [np.zeros((1, *x.shape[1:]) if has_rows else 1, x.dtype) for x in operands]
-    with ErrorsOfNumPy(name), np.errstate(all="ignore"):
-        found = np.asarray(function(*tried))
-    combine = "any" if found.dtype == bool else "sum"
-    return run(_count, operands, (found.shape, found.dtype, combine, has_rows), function)
+    """Return the sum of what a function counts in all blocks between edges along each axis.
+
+    Of plain numbers these are counts of a dtype; of weights, and others, one item is tried first.
+    """
+    shape, combine = tuple([len(one) - 1 for one in edges]), "sum"
+    has_weights = len(operands) > (1 if has_rows else len(edges))
+    if has_weights or any(x.dtype.kind not in _NUMBERS for x in operands):
+        tried = [np.zeros((1, *x.shape[1:]) if has_rows else 1, x.dtype) for x in operands]
+        with ErrorsOfNumPy(name), np.errstate(all="ignore"):
+            dtype = np.asarray(function(*tried)).dtype
+        combine = "any" if dtype.kind == "b" else "sum"
+    return run(_count, operands, (shape, np.dtype(dtype), combine, has_rows), function)
 
 
 def _normalize(name: str, value: Any, shape: tuple[int, ...]) -> Any:
@@ -286,10 +297,7 @@ def histogram(
     def count(block: Buffer, weighing: Any = None) -> np.ndarray:
         return _bins.count_block(block, wanted, outer, weighing)
 
-    if weights is None and operands[0].dtype.kind in _NUMBERS:
-        counts = run(_count, operands, ((len(edges) - 1,), np.dtype(np.intp), "sum", False), count)
-    else:
-        counts = _count_items("histogram", operands, count)
+    counts = _count_items("histogram", operands, count, np.intp, [edges])
     if density:
         total = read_values("histogram", counts)
         counts = give_values(counts, np.asarray(_bins.density(total, edges)))
@@ -496,7 +504,7 @@ def _histogram_of_points(
         columns = own[0].T if has_rows else own
         return _bins.count_block_of_dimensions(columns, edges, weighing)
 
-    counts = _count_items(name, operands, count_points, has_rows)
+    counts = _count_items(name, operands, count_points, float, edges, has_rows)
     if density:
         total = read_values(name, counts)
         counts = give_values(counts, np.asarray(_bins.density_of_dimensions(total, edges)))
