@@ -13,6 +13,7 @@ import pytest
 import distarray as da
 from distarray import Shard
 from distarray.comm import world
+from distarray.comm.shared_memory import _channel
 from distarray.errors import CommunicationError
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -37,6 +38,26 @@ def test_blocks_fetch_what_lies_beyond_their_ends(length: int) -> None:
         same(da.convolve(x, value[:30], mode), np.convolve(value, value[:30], mode))
     for mode in ("reflect", "symmetric", "wrap", "mean"):
         same(da.pad(x, (5, 70), mode=mode), np.pad(value, (5, 70), mode=mode))
+
+
+@pytest.mark.host_only
+def test_private_blocks_are_lent_from_where_they_are_surrounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    staged, stage = [], _channel._stage
+    monkeypatch.setattr(_channel, "_stage", lambda b: (staged.append(b.nbytes), stage(b))[1])
+    comm = world()
+    rows = [300 + 7 * rank for rank in range(comm.size)]  # of 90 float64, which the pool would give
+    value = np.random.default_rng(2).random((sum(rows), 90))
+    start = sum(rows[: comm.rank])
+    own = value[start : start + rows[comm.rank]].copy()
+    mesh = da.init_device_mesh((comm.size,))
+    x = da.DistArray.from_local(own, mesh, [Shard(0)])
+    padded = np.pad(value, 1, mode="wrap")
+    for _ in range(2):
+        u = da.halo(x, 1, "periodic")
+        np.testing.assert_array_equal(u.block, padded[start : start + len(own) + 2])
+    assert not staged
 
 
 def _shifted(block: np.ndarray) -> np.ndarray:

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, copy_boxes, pause_logs, record, recording, token
+from distarray.comm import _backend, _memory, copy_boxes, pause_logs, record, recording, token
+from distarray.comm.kernels import address_of
 from distarray.errors import MismatchError
 from distarray.layout import Layout
 from distarray.layout import box as boxes
@@ -190,8 +191,32 @@ def _carry(
             _copy(exchange.receives, targets, blocks, out)
             return
     agreed = far is not None
-    with communicator.views(block, exchange.token, exchange.what, agreed=agreed) as views:
-        _copy(exchange.receives, targets, views, out)
+    receives, offered = exchange.receives, block
+    place = _place_of_own(exchange, block, out, targets)
+    if place is not None:
+        offered = targets[place]
+        copy_boxes([(offered, block)], total=out.nbytes)
+        receives = receives[:place] + receives[place + 1 :]
+        targets = [*targets[:place], *targets[place + 1 :]]
+    with communicator.views(offered, exchange.token, exchange.what, agreed=agreed) as views:
+        _copy(receives, targets, views, out)
+
+
+def _place_of_own(
+    exchange: Exchange, block: Buffer, out: Buffer, targets: Sequence[Buffer]
+) -> int | None:
+    """Return the window that gets this process's whole block, if others can read only that.
+
+    They are lent that then, and what lies outside of the memory that they map is not copied twice.
+    """
+    if block.nbytes < _memory.POOLED_BYTES or _memory.is_shared(block):
+        return None
+    for i, (pair, target) in enumerate(zip(exchange.receives, targets, strict=True)):
+        if pair.peer == exchange.communicator.rank and target.shape == block.shape:
+            part = pair.source.of(block)
+            if part.strides == block.strides and address_of(part) == address_of(block):
+                return i if _memory.is_shared(out) else None
+    return None
 
 
 def _copy(
