@@ -551,11 +551,11 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
 
     Notes
     -----
-    Distribution: the least and the greatest item are reduced. A result that is cut, up to 4 times
-    as long as the blocks: each process counts all integers, and the counts are reduced to their
-    owners; memory: these counts. A longer one: each process sends the different items of its block
-    and their counts to their owners, each once; memory: as much again as the block. Sums of weights
-    are added up in another order than NumPy's.
+    Distribution: the greatest item is reduced. A result that is cut, up to 4 times as long as the
+    blocks: each process counts all integers, and the counts are reduced to their owners; memory:
+    these counts. A longer one: each process sends the different items of its block and their counts
+    to their owners, each once; memory: as much again as the block. Sums of weights are added up in
+    another order than NumPy's.
 
     Examples
     --------
@@ -580,8 +580,8 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
     except TypeError as error:
         raise DTypeError(f"bincount of {x.dtype}: {error}; convert with astype") from error
     _bins.bincount_length(0, 0, 0, minlength)
-    low, high = _extent("bincount", x)
-    length = _bins.bincount_length(x.size, int(low), int(high), minlength)
+    low, high = _extent_of_counted(x)
+    length = _bins.bincount_length(x.size, low, high, minlength)
     dtype = np.dtype(np.intp if weights is None or not x.size else np.float64)
     layout = x.layout.without_partial()
     largest = layout.partition(0).largest
@@ -597,6 +597,20 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
         return counts
     spread = _spread_layout(layout, length)
     return counts._new(move("bincount", counts._local, counts.layout, spread), spread)
+
+
+def _extent_of_counted(x: BaseArray) -> tuple[int, int]:
+    """Return the least integer, or 0 where none is negative, and the greatest.
+
+    As unsigned ones negative integers are the greatest: then one reduction is enough.
+    """
+    if x.size and not x.layout.has_partial and x.dtype.kind in "iu":
+        words = x._local.view(x.dtype.str.replace("i", "u"))
+        high = int(read_values("bincount", reductions.max(x._new(words, x.layout))))
+        if high <= np.iinfo(x.dtype).max:
+            return 0, high
+    low, high = _extent("bincount", x)
+    return int(low), int(high)
 
 
 def _spread_layout(layout: Layout, length: int) -> Layout:

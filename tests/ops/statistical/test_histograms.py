@@ -213,7 +213,9 @@ def test_more_integers_than_items_are_counted_by_their_owners(most: int) -> None
 
     def program() -> None:
         x = da.asarray(values)
-        found = da.bincount(x)
+        with CommLog() as log:
+            found = da.bincount(x)
+        assert log.count("all_reduce") == 1
         assert found.placements == (Shard(0),)
         assert found.layout.boundaries is None
         agrees(found, np.bincount(values))
