@@ -215,15 +215,15 @@ def test_which_few_rows_are_wanted_is_told_to_all_ranks(comm, monkeypatch, items
         x[da.distribute_array(plain, mesh, [Shard(0)], src=None)]
 
 
-@pytest.mark.parametrize("width", [1, 2])
-def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, width):
+@pytest.mark.parametrize(("n", "width"), [(80003, 1), (80003, 2), (300_001, 1)])
+def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, n, width):
     mesh = mesh_of(comm)
     ours = mesh.communicator()
-    n = 80003
     whole = np.random.default_rng(1).random((n, width))
     x = da.distribute_array(whole, mesh, [Shard(0)], src=None)
     strided = da.distribute_array(whole.T.copy(), mesh, [Shard(1)], src=None)
-    index = np.random.default_rng(2).integers(-n, n, n)
+    times = comm.size if 8 * n * width > _rows._GATHERED_BYTES else 1  # so that each wants as many
+    index = np.random.default_rng(2).integers(-n, n, n * times)
     everywhere = da.distribute_array(index, mesh, [Shard(0)], src=None)
     for chosen, calls in ((index, 1), (everywhere, 2)):
         for _ in range(2):
