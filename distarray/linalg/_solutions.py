@@ -37,6 +37,7 @@ from distarray.ops import (
     asarray,
     astype,
     exp,
+    give_values,
     matmul,
     matrix_transpose,
     max,
@@ -376,18 +377,19 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     else:
         given = _number("lstsq", rcond)
         cutoff = given if given >= 0 else precision
-    largest = float(max(s, initial=0))
+    told = np.asarray(s)
+    largest = float(told.max(initial=0))
     if math.isnan(largest):  # as infinities leave without an error
         raise LinAlgError("lstsq: SVD did not converge; NaN or infinities are among the items")
     if math.isinf(largest):  # of both, scaled alike, the solution is the same
         unit = 2.0**-512
         x, residuals, rank, s = lstsq(a * unit, b * unit, rcond)
         return x, residuals / unit / unit, rank, s / unit
-    kept = s > cutoff * largest
-    rank = int(sum(kept))
+    kept = told > cutoff * largest
+    rank = int(np.count_nonzero(kept))
     right = b if b.ndim == 2 else b[:, None]
     unit = 2.0 ** builtins.min(-math.frexp(largest)[1], 1000)  # so that no reciprocal overflows
-    inverse = _reciprocals(s * unit, kept)
+    inverse = give_values(s, np.divide(1, told * unit, where=kept, out=np.zeros(told.shape)))
     x = unit * matmul(adjoint(vh), inverse[:, None] * matmul(adjoint(u), right))
     del u  # a block like `a`
     small = np.empty(0, kind).real.dtype
