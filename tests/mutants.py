@@ -2111,6 +2111,28 @@ MUTANTS = (
         ("ops/sets/test_unique.py",),
     ),
     Mutant(
+        "of gathered different items each process numbers those of the first",
+        "ops/sets/_unique.py",
+        "slice(*offsets[comm.rank :][:2])",
+        "slice(*offsets[:2])",
+        ("ops/sets/test_unique.py",),
+    ),
+    Mutant(
+        "negative integers are counted as unsigned ones",
+        "ops/statistical/_histograms.py",
+        "if high <= np.iinfo(x.dtype).max:",
+        "if high >= 0:",
+        ("ops/statistical/test_histograms.py",),
+    ),
+    Mutant(
+        "a block that is lent from where it is surrounded is copied there later",
+        "ops/families/_windows.py",
+        "        copy_boxes([(offered, block)], total=out.nbytes)\n",
+        "",
+        ("mpi/test_neighbours.py",),
+        2,
+    ),
+    Mutant(
         "gathered items divide others in the order in which they came",
         "ops/sets/_unique.py",
         "splitters = sort_block(runs[0])[places]",
