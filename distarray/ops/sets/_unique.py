@@ -41,7 +41,7 @@ from distarray.layout import box as boxes
 from distarray.ops.families._relabel import carry_cuts, move_cuts
 from distarray.ops.families._values import on_host
 from distarray.ops.manipulation._shape import moveaxis
-from distarray.ops.sorting._block_sort import argsort_block, merge_order, sort_block
+from distarray.ops.sorting._block_sort import argsort_block, merge_runs, sort_block
 from distarray.ops.sorting._exchange import GATHERED_BYTES, gather_lines
 from distarray.ops.sorting._keys import KeyWords, longest
 from distarray.ops.sorting._multiselection import ranks_of, select_cuts, select_values
@@ -50,6 +50,10 @@ from distarray.typing import Buffer
 _FEW_BYTES: Final = 4 * 1024
 """Arrays of so many bytes every process gets: that takes one round, and to exchange what differs
 takes three, but fewer bytes where few items differ. On two ranks of Zen 5 it took 20 us, and 33."""
+
+_RUN_BYTES: Final = 64 * 1024
+"""Of what differs on each process, and goes with it, every process gets so many bytes: more takes
+longer to merge than to exchange."""
 
 _LONG_ITEM: Final = 64
 """Bytes of items from which on a sample says where to cut: exact places take eight reductions for
@@ -218,7 +222,7 @@ class _Unique:
         beside = 8 * (wanted.places + wanted.counts + wanted.inverse)
         permit_bytes(self._step.op.name, total * (run.itemsize + beside))
         most = max(lengths) * sum(row.itemsize for row in rows)
-        gathers = 0 < comm.size * most <= GATHERED_BYTES
+        gathers = 0 < comm.size * most <= _RUN_BYTES
         if gathers:
             lines = gather_lines(
                 comm, [row[None] for row in rows], most, self._token + 2, self._step
@@ -229,8 +233,8 @@ class _Unique:
             parcels = self._divide(comm, run, lengths, max(n for _, n in told), wanted.equal_nan)
             received, offsets = push_rows(comm, rows, parcels, self._token + 1, self._step)
         rows.clear()
-        order = merge_order(received[0], offsets)
-        run = received.pop(0)[order]
+        order = np.arange(len(received[0])) if beside else None
+        run, order = merge_runs(received.pop(0), offsets, order)
         starts = _starts(run, wanted.equal_nan)
         firsts = np.flatnonzero(starts)
         places = counts = None
@@ -470,7 +474,7 @@ def unique(
     bytes for each index and count; for `return_inverse` 8 bytes of each come back. Parts along an
     axis that are cut are brought together first; of items of more than 64 bytes 16 for each process
     are gathered, which tell where to cut. Arrays of at most 4 KiB go to every process as they are,
-    and so do the different items, with what goes with them, where that is at most 512 KiB. Memory:
+    and so do the different items, with what goes with them, where that is at most 64 KiB. Memory:
     the block, sorted; with index or inverse 8 bytes an item, three times. Partial inputs are
     reduced first. Blocks on a GPU are sorted by NumPy on the host.
 

@@ -69,9 +69,11 @@ def test_items_and_what_is_told_of_them_are_those_of_numpy(
         agrees(x, value)
 
     gathered = data.draw(st.sampled_from((_unique.GATHERED_BYTES, 64, 0)))
+    of_runs = data.draw(st.sampled_from((_unique._RUN_BYTES, 0)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_unique, "_FEW_BYTES", most)
         patch.setattr(_unique, "GATHERED_BYTES", gathered)
+        patch.setattr(_unique, "_RUN_BYTES", of_runs)
         simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
