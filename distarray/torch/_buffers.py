@@ -19,6 +19,7 @@ from distarray.comm import BFLOAT16, _backend, _memory, is_bfloat16
 from distarray.comm.cuda import _device, followers
 from distarray.core import digest
 from distarray.errors import ArgumentTypeError, DTypeError
+from distarray.torch._compat import is_zero_tensor
 from distarray.typing import Buffer
 
 _NAMES = (
@@ -40,6 +41,8 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
+    if is_zero_tensor(plain):
+        plain = plain.clone()
     number = gpu_of(plain)
     if number is not None:
         return _on_gpu(plain, number)

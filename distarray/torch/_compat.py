@@ -221,6 +221,11 @@ def check_input_dim(module: Any, input: torch.Tensor) -> None:
     module._check_input_dim(input)
 
 
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has no memory, as gradients of ``sign`` and ``sgn``. Since 1.11."""
+    return tensor._is_zerotensor()
+
+
 def reduction_of(size_average: bool | None, reduce: bool | None) -> str:
     """Return the ``reduction`` that old arguments of losses stand for. Since 0.4.1."""
     return str(_reduction.legacy_get_string(size_average, reduce))

@@ -143,8 +143,8 @@ def check_own(module: nn.Module) -> None:
                     "dt.load_state_dict; or say that it is a block, by "
                     "dt.place_like(new, the parameter that it replaces)"
                 )
-            if tuple(own.shape) == local:
-                place(own, *placed)
+            if tuple(own.shape) == local and type(parameters_of(module)) is dict:
+                place(own, *placed)  # and no whole of `fully_shard`, which has such shapes, too
 
 
 def _check_computed(module: nn.Module, name: str) -> None:

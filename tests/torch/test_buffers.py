@@ -58,6 +58,13 @@ def test_conjugates_are_resolved():
     assert buffer_of(z.imag)[0] == -2
 
 
+def test_zeros_without_memory_get_some():
+    x = torch.ones(3, requires_grad=True)
+    torch.sgn(x).sum().backward()
+    assert x.grad._is_zerotensor()
+    assert buffer_of(x.grad).tolist() == [0, 0, 0]
+
+
 def test_gradients_stay_outside():
     tensor = torch.ones(2, requires_grad=True)
     assert not tensor_of(buffer_of(tensor)).requires_grad

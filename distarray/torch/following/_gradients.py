@@ -160,11 +160,13 @@ def _repeat(call: Call, derived: Derived, axes: list[int]) -> torch.Tensor:
     """Compute anew, from a tensor whose gradients are added up, what has a size of its own."""
     if derived.repeat is None or derived.x is None:
         raise LayoutError(
-            f"{call.name} beside a shard would leave a part of a gradient on each rank: that of "
-            f"what was computed from a tensor that all ranks have, {derived.source.layout}, and "
-            "from tensors of which nothing is known, or by lengths of a rank's own. Say that all "
-            "ranks have it, dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()]), and the "
-            "parts are added up; or take x.detach()"
+            f"{call.name} beside a shard would leave a part of a gradient on each rank: that of a "
+            f"parameter without a style, or another tensor that all ranks have, "
+            f"{derived.source.layout}, or of what was computed from one and from tensors of which "
+            "nothing is known, or by lengths of a rank's own. Say that all ranks have it, and the "
+            "parts are added up: dt.distribute_parameter(module, name, mesh, [da.Replicate()]) "
+            "once, of x dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()]); or give the "
+            "module a style, such as SequenceParallel; or take x.detach()"
         )
     return derived.repeat(_summed(derived.x, derived.source, axes, call.name))
 

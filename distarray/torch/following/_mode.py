@@ -53,6 +53,7 @@ from distarray.torch.following._operands import (
 )
 from distarray.torch.following._random import draw, draws
 from distarray.torch.following._rules import (
+    LOSSES,
     Call,
     Case,
     Follows,
@@ -71,6 +72,8 @@ _JOINING = (
     *("cat", "concat", "concatenate", "stack"),
     *("hstack", "vstack", "dstack", "row_stack", "column_stack"),
 )
+_MEETING = frozenset((*PRODUCTS, *LOSSES, *_JOINING))
+"""Functions beside those that work item by item, of several tensors that have their axes alike."""
 _TAKING = ("chunk", "split", "tensor_split", "narrow", "glu", "__getitem__")
 
 
@@ -402,7 +405,7 @@ def _check_beside(call: Call) -> None:
     known, as many items as there are on all ranks are all of them.
     """
     rule = call.rule
-    meet = rule.follows in (item_by_item, put) or rule.name in PRODUCTS or call.name in _JOINING
+    meet = rule.follows in (item_by_item, put) or rule.name in _MEETING
     if len(call.operands) < 2 or not meet or (rule.name in PRODUCTS and call.is_of_weights):
         return
     for (one, of_one), (other, of_other) in permutations(call.labels(), 2):

@@ -226,9 +226,10 @@ _WHOLE = (
     "frobenius_norm nuclear_norm native_norm norm_except_dim pca_lowrank svd_lowrank"
 )
 """Functions that work along all axes, or that are not told apart more finely."""
-_LOSSES = (
-    "mse_loss l1_loss smooth_l1_loss huber_loss kl_div soft_margin_loss binary_cross_entropy "
-    "binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss"
+LOSSES = (
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "soft_margin_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    *("poisson_nll_loss", "gaussian_nll_loss"),
 )
 """Of item by item, and then of all items unless ``reduction="none"``."""
 _OF_MATRICES = (
@@ -250,6 +251,19 @@ def _every_if_reduced(call: Call, x: torch.Tensor) -> frozenset[int]:
     given = [call.kwargs.get("reduction"), *call.args]
     reduction = next((one for one in given if isinstance(one, str)), "mean")
     return frozenset() if reduction == "none" else _every(call, x)
+
+
+def _classified(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axis of the classes; all axes where the losses of items are reduced."""
+    classes = frozenset({min(1, x.ndim - 1)}) if x is call.first else frozenset[int]()
+    return _every_if_reduced(call, x) or classes
+
+
+def _looked_up(call: Call, x: torch.Tensor) -> frozenset[int]:
+    """Return the axis of a table's words; all axes of words whose gradients go by their counts."""
+    if x is not call.first:
+        return frozenset({0})
+    return _every(call, x) if call.told(5, "scale_grad_by_freq", False) else frozenset()
 
 
 def _along(position: int, default: int | tuple[int, int] | None) -> Works:
@@ -420,7 +434,7 @@ def _by_largest(call: Call, x: torch.Tensor) -> frozenset[int]:
 _WORKS: dict[str, Works] = {
     **{name: _along(*told) for told, names in _ALONG.items() for name in names.split()},
     **dict.fromkeys(_WHOLE.split(), _every),
-    **dict.fromkeys(_LOSSES.split(), _every_if_reduced),
+    **dict.fromkeys(LOSSES, _every_if_reduced),
     **dict.fromkeys(PRODUCTS, _summed),
     **dict.fromkeys(INDEXING, _picked),
     **dict.fromkeys(_OF_MATRICES.split(), _last(2)),
@@ -456,6 +470,8 @@ _WORKS: dict[str, Works] = {
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _torn),
     "one_hot": _by_largest,
     "where": _all_if_condition,
+    "cross_entropy": _classified,
+    "embedding": _looked_up,
 }
 
 
@@ -571,9 +587,10 @@ def _kept(case: Case) -> Axes | None:
 
 
 def _leading(case: Case) -> Axes | None:
-    """Follow the first axes, behind which one is added or dropped."""
+    """Follow the first axes, behind which one is added or dropped, beside nothing that is cut."""
+    is_alone = not any(one.is_cut and one.x is not case.source for one in case.call.operands)
     is_kept = case.source is case.call.first and all(i < case.result.ndim for i in case.cut)
-    return case.kept if is_kept else None
+    return case.kept if is_kept and is_alone else None
 
 
 def _stacked(case: Case) -> Axes | None:

@@ -21,7 +21,7 @@ from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.torch._buffers import dense_strides
 from distarray.torch._compat import hold_rnn_weights, parameters_of, version
 from distarray.torch._full import scatter_from
-from distarray.torch._layouts import Placed, is_placed, own_placed, place, placed_of
+from distarray.torch._layouts import Derived, Placed, known_of, note, own_placed, place
 from distarray.torch._modules import prefix_errors
 from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import count_first_cut, shards
@@ -53,7 +53,9 @@ class ShardedParameter:
         self.path = path
         # How tensor parallelism places the whole, and how the last mesh axis cuts that, or what
         # this rank has of it; how the block is a part of the global parameter.
-        self.inner = placed_of(parameter) if is_placed(parameter) else None
+        known = known_of(parameter)
+        self.inner = known if isinstance(known, Placed) else None
+        self.derived = known if isinstance(known, Derived) else None  # whole on all ranks
         self.layout = _layout(tuple(parameter.shape), mesh, wanted, path)
         self.placed = _nested_placement(self.inner, self.layout)
         self.stride = dense_strides(parameter)  # of the whole, a permutation of C order
@@ -165,6 +167,8 @@ class ShardedParameter:
         whole = like.new_empty(0).set_(storage, start, self.layout.shape, self.stride)  # type: ignore[call-overload]
         if self.inner is not None:
             place(whole, *self.inner)
+        elif self.derived is not None:
+            note(whole, self.derived)
         return whole
 
     def _place(self) -> None:

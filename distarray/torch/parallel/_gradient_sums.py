@@ -30,7 +30,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch._backward import ANCHOR, awaited, is_for_all_leaves
 from distarray.torch._compat import hooks_of, is_transforming, parameters_of, version
-from distarray.torch._layouts import TensorMap, place
+from distarray.torch._layouts import Derived, Placed, TensorMap, is_known, note, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, way_back
 from distarray.torch._opaque import disable_compile, refuse_transforms, skip_compile
@@ -198,7 +198,9 @@ class summing_together:  # noqa: N801 - reads as a phrase: with summing_together
     def __init__(self, module: nn.Module) -> None:
         chosen: dict[DeviceMesh, dict[int, torch.Tensor]] = {}
         needed = torch.is_grad_enabled() and not is_transforming()
-        for child in module.modules() if needed else ():
+        children = list(module.modules()) if needed else []
+        note_whole(children)
+        for child in children:
             for name, mesh in state_of(child).summed.items():
                 p = parameters_of(child).get(name)
                 if p is not None and p.requires_grad and mesh.size > 1 and p not in awaited:
@@ -216,6 +218,19 @@ class summing_together:  # noqa: N801 - reads as a phrase: with summing_together
     @skip_compile
     def __exit__(self, *_: object) -> None:
         _stand_ins.reset(self._token)
+
+
+def note_whole(modules: Sequence[nn.Module]) -> None:
+    """Remember of parameters without a style that all ranks have them.
+
+    What each rank makes of them beside shards gives it a part of their gradients.
+    """
+    meshes = (mesh for child in modules for _, mesh in state_of(child).styles if mesh.size > 1)
+    mesh = next(meshes, None)
+    for child in modules if mesh is not None else ():
+        for p in parameters_of(child).values():
+            if isinstance(p, nn.Parameter) and p.requires_grad and not is_known(p):
+                note(p, Derived(Placed(Layout(mesh, [_R] * mesh.ndim, p.shape))))
 
 
 def _fill_buckets(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

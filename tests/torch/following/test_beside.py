@@ -313,3 +313,45 @@ def test_a_residual_beside_what_was_computed_along_a_cut_axis_fails_with_a_remed
 def test_functions_of_many_tensors_know_what_each_comes_of(function):
     for told in _errors(2, function, (3, 4), S(-1), S(-1), S(-1)):
         assert "of which each rank saw its shard only" in told
+
+
+def _cut(x, mesh, axis):
+    return dt.redistribute(x, mesh, [R], [S(axis)])
+
+
+WORDS = torch.arange(5) % 3
+ALONE = {  # functions of a rank's own words, classes or losses
+    "words of all": lambda m: functional.embedding(WORDS, _cut(_values(6, 5), m, 0)),
+    "gradients by counts": lambda m: functional.embedding(
+        _cut(WORDS, m, 0), _values(6, 5), scale_grad_by_freq=True
+    ),
+    "classes": lambda m: functional.cross_entropy(
+        _cut(_values(5, 6), m, 1), WORDS, reduction="none"
+    ),
+    "losses beside the whole": lambda m: functional.kl_div(
+        _cut(_values(2, 3), m, 0), _values(2, 3), reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("function", ALONE)
+def test_functions_of_words_and_losses_refuse_a_shard_for_the_whole(function):
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        with dt.check_layouts(), pytest.raises(LayoutError):
+            ALONE[function](mesh)
+
+    simulate(2, program, timeout=30)
+
+
+def test_words_and_a_table_that_one_mesh_axis_cuts_make_no_shard():
+    def program():
+        mesh = da.init_device_mesh((2,), ("tp",))
+        with dt.check_layouts():
+            found = functional.embedding(_cut(WORDS, mesh, 0), _cut(_values(6, 5), mesh, 1))
+            losses = functional.mse_loss(
+                *(_cut(_values(5, 2, seed=i), mesh, 0) for i in (1, 2)), reduction="none"
+            )
+        return dt.layout_of(found), str(dt.layout_of(losses))
+
+    assert simulate(2, program, timeout=30) == [(None, "5x2 [tp:S(0)]")] * 2

@@ -427,3 +427,86 @@ def test_what_comes_of_shards_is_not_taken_for_replicated():
             model(torch.ones(4, 4))
 
     simulate(2, program, timeout=30)
+
+
+class _Scaled(nn.Module):
+    """Layers around hidden features, which parameters of no layer scale and shift."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.gate = nn.Linear(4, 7), nn.Linear(7, 4), nn.Linear(4, 1)
+        self.scale, self.shift = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(1))
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x) * self.scale.exp() * self.gate(x) + self.shift))
+
+
+_LEARNED = {"scale": "", "shift": "", "weight": "gate", "bias": "gate"}
+"""Parameters without a style, and of which modules they are."""
+
+
+def _scaled():
+    model = _Scaled().double()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.data = _values(*parameter.shape, seed=i)
+    return model
+
+
+def _step(model, x):
+    model(x).square().sum().backward()
+    return {n: dt.full_tensor(p.grad) if dt.layout_of(p.grad) else p.grad
+            for n, p in model.named_parameters()}  # fmt: skip
+
+
+def _cut(model, mesh, said=()):
+    for name in said:
+        dt.distribute_parameter(model.get_submodule(_LEARNED[name]), name, mesh, [R])
+    plan = {"up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()}
+    return dt.parallelize_module(model, mesh, plan)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_parameters_without_a_style_that_are_said_to_be_whole_have_the_gradients_of_one_process(
+    ranks,
+):
+    x = _values(3, 4, seed=30)
+    expected = _step(_scaled(), x)
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        model = _cut(_scaled(), mesh, _LEARNED)
+        own = dt.redistribute(x.clone(), mesh, [R], [R])
+        torch.testing.assert_close(_step(model, own), expected)
+
+    simulate(ranks, program, timeout=60)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("lacking", _LEARNED)
+def test_parameters_without_a_style_are_refused_beside_shards(lacking, shard):
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        x = dt.redistribute(_values(3, 4, seed=30), mesh["tp"], [R], [R])
+        model = _cut(_scaled(), mesh["tp"], [name for name in _LEARNED if name != lacking])
+        if shard:
+            dt.fully_shard(model, mesh["dp"])
+        with pytest.raises(LayoutError, match=r"a parameter without a style.*distribute_parameter"):
+            model(x)
+        with torch.no_grad():
+            model(x)
+        model.requires_grad_(False)
+        model.up.requires_grad_(True)
+        if not shard:
+            model(x).sum().backward()
+
+    simulate(4, program, timeout=60)
+
+
+def test_parameters_that_take_the_place_of_others_are_refused_beside_shards():
+    def program():
+        model = _cut(_scaled(), da.init_device_mesh((2,), ("tp",)))
+        model.scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        with pytest.raises(LayoutError, match="mul beside a shard"):
+            model(_values(3, 4, seed=30))
+
+    simulate(2, program, timeout=60)
