@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distarray.comm import register_worker_test
+from distarray.comm import DeviceMesh, register_worker_test
 from distarray.torch._buffers import still_read, tensor_of
 from distarray.torch._compat import (
     call_after_backward,
@@ -79,8 +79,9 @@ class _EndOfPass:
 
 # --- awaited gradients ----------------------------------------------------------------------------
 
-awaited: TensorMap[bool] = TensorMap()
-"""Parameters for whose gradients somebody waits while the backward pass goes on."""
+awaited: TensorMap[DeviceMesh] = TensorMap()
+"""Parameters for whose gradients somebody waits while the backward pass goes on: those of all ranks
+of a mesh, which are reduced over it."""
 
 # --- late gradients ------------------------------------------------------------------------------
 

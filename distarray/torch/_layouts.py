@@ -15,7 +15,7 @@ import torch
 from distarray.array import infer_layout
 from distarray.comm import DeviceMesh, pause_logs, simulated_world, token
 from distarray.errors import ArgumentTypeError, LayoutError, MeshError
-from distarray.layout import Layout, Placement, Shard, suggest_for_torch
+from distarray.layout import Layout, Placement, Replicate, Shard, suggest_for_torch
 from distarray.torch._opaque import disable_compile
 from distarray.typing import Shape
 
@@ -105,6 +105,11 @@ class TensorMap(Generic[T]):
         self._found[key] = value
         self._references[key] = weakref.ref(tensor, forget)
 
+    def discard(self, tensor: torch.Tensor) -> None:
+        """Let go what stands beside a tensor, if anything does."""
+        if self.get(tensor) is not None:
+            del self._references[id(tensor)], self._found[id(tensor)]
+
     @classmethod
     @contextmanager
     def unreferenced(cls, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -114,7 +119,7 @@ class TensorMap(Generic[T]):
             for tensor in tensors:
                 if one.get(tensor) is not None:
                     kept.append((one, tensor, one._found[id(tensor)]))
-                    del one._references[id(tensor)], one._found[id(tensor)]
+                    one.discard(tensor)
         try:
             yield
         finally:
@@ -302,6 +307,25 @@ def place(tensor: torch.Tensor, layout: Layout, *of_parts: Any, **more: Any) -> 
 def note(tensor: torch.Tensor, known: Lost | Derived) -> None:
     """Say what a tensor comes of, of which it is not known how it is placed."""
     _beside.set(tensor, known)
+
+
+def note_whole(tensor: torch.Tensor, mesh: Any, reduced_over: Any = None) -> None:
+    """Say of a parameter that all ranks of a mesh have it, unless more is known of it.
+
+    What each rank makes of it beside shards gives it a part of the gradient: an error, but where
+    the parts are ``reduced_over`` a mesh that has these ranks.
+    """
+    known = _beside.get(tensor)
+    if reduced_over is not None and _has_all(reduced_over, mesh):
+        if type(known) is Derived:
+            _beside.discard(tensor)
+    elif known is None:
+        note(tensor, Derived(Placed(Layout(mesh, [Replicate()] * mesh.ndim, tensor.shape))))
+
+
+@lru_cache(maxsize=4096)
+def _has_all(mesh: Any, other: Any) -> bool:
+    return set(other.flat_ranks) <= set(mesh.flat_ranks)
 
 
 def is_derived(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,8 @@ on to the hooks outside of them, so that those of checkpoints and of offloading 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,15 +43,9 @@ class Geometry(NamedTuple):
         return any(length > 1 and not step for length, step in steps)
 
 
-class Saved(Protocol):
-    """What is saved in the place of a tensor."""
-
-    def restore(self) -> torch.Tensor:
-        """Return the tensor."""
-
-
-Take = Callable[[torch.Tensor], Saved | None]
-"""Returns what is saved in the place of a tensor, None where it is left to others."""
+Take = Callable[[torch.Tensor], Any]
+"""Returns what is saved in the place of a tensor, a function that returns this again; None where it
+is left to others."""
 
 
 class Kept(NamedTuple):
@@ -59,7 +54,7 @@ class Kept(NamedTuple):
     tensor: torch.Tensor
     version: int
 
-    def restore(self) -> torch.Tensor:
+    def __call__(self) -> torch.Tensor:
         """Return the tensor, unless it has been changed."""
         now = _compat.version(self.tensor)
         if now != self.version:
@@ -69,16 +64,6 @@ class Kept(NamedTuple):
                 f"{self.version}; change a clone of it instead"
             )
         return self.tensor
-
-
-class _PackedOutside(NamedTuple):
-    """What the hooks outside have made of a tensor."""
-
-    packed: Any
-    unpack: Callable[[Any], torch.Tensor]
-
-    def restore(self) -> torch.Tensor:
-        return self.unpack(self.packed)
 
 
 class Hooks(NamedTuple):
@@ -94,14 +79,13 @@ class Hooks(NamedTuple):
         if found is not None:
             return found
         if self.outer is not None:
-            return _PackedOutside(self.outer[0](tensor), self.outer[1])
+            return partial(self.outer[1], self.outer[0](tensor))
         return Kept(tensor, _compat.version(tensor))
 
     @disable_compile
-    def unpack(self, saved: Any) -> torch.Tensor:
+    def unpack(self, saved: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return a saved tensor."""
-        found: torch.Tensor = saved.restore()
-        return found
+        return saved()
 
 
 def enter_hooks(take: Take) -> Any:

@@ -124,7 +124,7 @@ class Replica:
         own = [p for _, p in found]
         self.awaited = {id(p) for p in own}
         for p in own:
-            awaited.set(p, True)
+            awaited.set(p, self.mesh)
         self.buckets = [
             Bucket(self.mesh, own, members) for members in choose_buckets(own, self.bucket_bytes)
         ]

@@ -314,11 +314,11 @@ def _picked(index: Any, ndim: int) -> Picked | None:
             axes.append(None)
         elif isinstance(item, slice):
             axes.append(at if item == slice(None) else None)
-        elif (isinstance(item, torch.Tensor) or _is_list(item)) and not _is_number(item):
+        elif _is_list(item) or (isinstance(item, torch.Tensor) and (item.ndim or is_mask(item))):
             width = max(_width(item) or 0, 1)
             picking += range(len(axes), len(axes) + width)
             axes += [None] * width
-            depth = max(depth, _depth(item))
+            depth = max(depth, 1 if _is_list(item) or is_mask(item) else item.ndim)
         at += 0 if item is Ellipsis else _width(item) or 0
     start = 0
     if picking:
@@ -328,11 +328,6 @@ def _picked(index: Any, ndim: int) -> Picked | None:
         axes = [*rest[:start], *[None] * depth, *rest[start:]]
     kept = {axis: place for place, axis in enumerate(axes) if axis is not None}
     return Picked(kept, start, depth, len(axes))
-
-
-def _is_number(item: Any) -> bool:
-    """Tell whether torch takes a tensor as one number, which drops an axis."""
-    return isinstance(item, torch.Tensor) and item.ndim == 0 and not is_mask(item)
 
 
 def _is_list(item: Any) -> bool:
@@ -350,10 +345,3 @@ def _width(item: Any) -> int | None:
     if _is_list(item) and all(isinstance(one, int) for one in item):
         return 1  # of numbers, or of booleans for one axis
     return None
-
-
-def _depth(item: Any) -> int:
-    """Return how many axes of the result a tensor or a list makes."""
-    if isinstance(item, torch.Tensor):
-        return 1 if is_mask(item) else item.ndim
-    return 1

@@ -64,7 +64,7 @@ class _Saved(NamedTuple):
     member: ShardedParameter
     version: tuple[int, int]
 
-    def restore(self) -> torch.Tensor:
+    def __call__(self) -> torch.Tensor:
         self.group.ensure_unsharded()
         if self.member.version != self.version or self.bucket.full is None:
             raise ModifiedError(

@@ -21,7 +21,7 @@ from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.torch._buffers import dense_strides
 from distarray.torch._compat import hold_rnn_weights, parameters_of, version
 from distarray.torch._full import scatter_from
-from distarray.torch._layouts import Derived, Placed, known_of, note, own_placed, place
+from distarray.torch._layouts import Derived, Placed, known_of, note_whole, own_placed, place
 from distarray.torch._modules import prefix_errors
 from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import count_first_cut, shards
@@ -55,7 +55,8 @@ class ShardedParameter:
         # this rank has of it; how the block is a part of the global parameter.
         known = known_of(parameter)
         self.inner = known if isinstance(known, Placed) else None
-        self.derived = known if isinstance(known, Derived) else None  # whole on all ranks
+        # Of one without a style, over which mesh all ranks have the whole.
+        self._whole_over = known.source.layout.mesh if isinstance(known, Derived) else None
         self.layout = _layout(tuple(parameter.shape), mesh, wanted, path)
         self.placed = _nested_placement(self.inner, self.layout)
         self.stride = dense_strides(parameter)  # of the whole, a permutation of C order
@@ -167,8 +168,8 @@ class ShardedParameter:
         whole = like.new_empty(0).set_(storage, start, self.layout.shape, self.stride)  # type: ignore[call-overload]
         if self.inner is not None:
             place(whole, *self.inner)
-        elif self.derived is not None:
-            note(whole, self.derived)
+        elif self._whole_over is not None:
+            note_whole(whole, self._whole_over, self.layout.mesh)
         return whole
 
     def _place(self) -> None:

@@ -40,7 +40,7 @@ from distarray.torch.parallel.layers._features import (
     sum_output,
 )
 from distarray.torch.parallel.layers._linear import multiply_in_reach
-from distarray.torch.parallel.layers._normalization import cut_channels, normalises_channels
+from distarray.torch.parallel.layers._normalization import NORMS, cut_channels
 
 _R = Replicate()
 
@@ -149,7 +149,7 @@ class ColwiseParallel(FeatureParallel):
         if isinstance(module, nn.MultiheadAttention):
             cut_heads(self, module, mesh, self.input_layouts or _R, self.output_layouts or _R)
             return
-        if normalises_channels(module):
+        if isinstance(module, NORMS):
             cut_channels(self, module, mesh, self.input_layouts, self.output_layouts)
             return
         cut = cut_of(COLUMNS, module, "ColwiseParallel", self.own_forward)

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterable, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch._backward import ANCHOR, awaited, is_for_all_leaves
 from distarray.torch._compat import hooks_of, is_transforming, parameters_of, version
-from distarray.torch._layouts import Derived, Placed, TensorMap, is_known, note, place
+from distarray.torch._layouts import TensorMap, note_whole, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, way_back
 from distarray.torch._opaque import disable_compile, refuse_transforms, skip_compile
@@ -199,7 +200,7 @@ class summing_together:  # noqa: N801 - reads as a phrase: with summing_together
         chosen: dict[DeviceMesh, dict[int, torch.Tensor]] = {}
         needed = torch.is_grad_enabled() and not is_transforming()
         children = list(module.modules()) if needed else []
-        note_whole(children)
+        note_all_whole(children)
         for child in children:
             for name, mesh in state_of(child).summed.items():
                 p = parameters_of(child).get(name)
@@ -220,17 +221,13 @@ class summing_together:  # noqa: N801 - reads as a phrase: with summing_together
         _stand_ins.reset(self._token)
 
 
-def note_whole(modules: Sequence[nn.Module]) -> None:
-    """Remember of parameters without a style that all ranks have them.
-
-    What each rank makes of them beside shards gives it a part of their gradients.
-    """
-    meshes = (mesh for child in modules for _, mesh in state_of(child).styles if mesh.size > 1)
-    mesh = next(meshes, None)
-    for child in modules if mesh is not None else ():
+def note_all_whole(modules: Sequence[nn.Module]) -> None:
+    """Remember of parameters without a style that all ranks have them."""
+    meshes = [mesh for child in modules for _, mesh in state_of(child).styles if mesh.size > 1]
+    for mesh, child in product(meshes[:1], modules):
         for p in parameters_of(child).values():
-            if isinstance(p, nn.Parameter) and p.requires_grad and not is_known(p):
-                note(p, Derived(Placed(Layout(mesh, [_R] * mesh.ndim, p.shape))))
+            if isinstance(p, nn.Parameter) and p.requires_grad:
+                note_whole(p, mesh, awaited.get(p))
 
 
 def _fill_buckets(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

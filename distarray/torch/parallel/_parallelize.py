@@ -26,7 +26,7 @@ from distarray.torch._modules import (
 from distarray.torch._shards import check_parts, shards
 from distarray.torch.parallel._feature_parallel import ColwiseParallel
 from distarray.torch.parallel._forward_wrapper import follow_layouts
-from distarray.torch.parallel._gradient_sums import note_whole
+from distarray.torch.parallel._gradient_sums import note_all_whole
 from distarray.torch.parallel._parameters import values_from
 from distarray.torch.parallel._prepare import (
     PrepareModuleInput,
@@ -128,7 +128,7 @@ def parallelize_module(
         if any(id(inner) in parallel for inner in child.modules() if inner is not child):
             follow_layouts(child)
     _check_shared(module)
-    note_whole(list(module.modules()))
+    note_all_whole(list(module.modules()))
     return module
 
 

@@ -128,13 +128,14 @@ class SequenceParallel(ParallelStyle):
     def _shard(self, mesh: DeviceMesh, x: torch.Tensor) -> tuple[torch.Tensor, Layout]:
         """Return this rank's shard of an input, and its layout; collective if that is not known."""
         placed = find_placed(x, mesh)
-        own = None if placed is None else _axis_of(placed.layout, mesh)
+        whole: Any = mesh if placed is None else placed.layout.mesh
+        own = whole.axes_of(mesh)
         axis = self.sequence_dim % x.ndim
         if placed is None or own is None:
             return x, layout_from(x, mesh, [Shard(axis)])
         known = placed.layout
         wanted = known.replace(
-            placements=[Shard(axis) if i == own else p for i, p in enumerate(known.placements)]
+            placements=[Shard(axis) if i in own else p for i, p in enumerate(known.placements)]
         )
         if wanted.placements == known.placements:
             return x, known
@@ -155,13 +156,6 @@ def _place_output(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torc
     if kept and not is_placed(output):
         place(output, relabel(layout, {axis: axis for axis in cut}, output.shape))
     return output
-
-
-def _axis_of(layout: Layout, mesh: DeviceMesh) -> int | None:
-    """Return which axis of a layout's mesh a mesh is; None where it is none of them."""
-    whole = layout.mesh
-    axes = whole.axes_of(mesh) if isinstance(whole, DeviceMesh) else None
-    return None if axes is None else axes[0]
 
 
 # --- positions ------------------------------------------------------------------------------------

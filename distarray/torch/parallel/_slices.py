@@ -68,7 +68,7 @@ class Replicated:
     def gather(self) -> torch.Tensor:
         """Return the whole, laid out as it was; kept until each view has had it."""
         assert self.part is not None  # a view of it has been saved
-        part = self.part.restore()
+        part = self.part()
         if self._gathered is None:
             whole = self._layout.replace(placements=[Replicate()])
             local = buffer_of(part)
@@ -91,7 +91,7 @@ class View(NamedTuple):
     source: Replicated
     geometry: Geometry
 
-    def restore(self) -> torch.Tensor:
+    def __call__(self) -> torch.Tensor:
         """Return the view."""
         whole, source = self.source.gather(), self.source.geometry
         if self.geometry == source:

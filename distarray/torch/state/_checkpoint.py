@@ -213,11 +213,6 @@ def make_tensor(entry: Entry, plan: LoadPlan, placed: Placed | None = None) -> F
     return lambda: tensor
 
 
-def make_block(entry: Entry, plan: LoadPlan) -> Finish:
-    """Make this rank's block of a tensor, in the default placements on the default mesh."""
-    return make_tensor(entry, plan, Placed(Placing().layout(entry.shape)))
-
-
 class Modules(Adapter):
     """Modules, parallelized in any way or not at all."""
 
@@ -359,4 +354,7 @@ def register_all() -> None:
     register(nn.Module, Modules())
     register(Optimizer, Optimizers())
     register_maker("tensor", make_tensor)
-    register_maker("tensor block", make_block)
+    register_maker(  # in the default placements on the default mesh
+        "tensor block",
+        lambda entry, plan: make_tensor(entry, plan, Placed(Placing().layout(entry.shape))),
+    )

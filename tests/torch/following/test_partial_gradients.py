@@ -510,3 +510,55 @@ def test_parameters_that_take_the_place_of_others_are_refused_beside_shards():
             model(_values(3, 4, seed=30))
 
     simulate(2, program, timeout=60)
+
+
+class _Joined(nn.Module):
+    """A table that is cut, beside layers that take each rank's own items."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.dense, self.top = nn.Embedding(9, 5), nn.Linear(4, 3), nn.Linear(8, 2)
+
+    def forward(self, x, words):
+        return self.top(torch.cat([torch.tanh(self.dense(x)), self.table(words)], 1))
+
+
+def _joined():
+    model = _Joined().double()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.data = _values(*parameter.shape, seed=i)
+    return model
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("how", [dt.replicate, dt.fully_shard])
+def test_gradients_that_others_reduce_over_the_same_ranks_are_left_to_them(how, is_first):
+    x, words = _values(7, 4, seed=30), torch.arange(7) * 2 % 9
+    alone = _joined()
+    alone(x, words).square().sum().backward()
+    expected = {name: p.grad for name, p in alone.named_parameters()}
+
+    def program():
+        mesh = da.init_device_mesh((3,), ("x",))
+        model = _joined()
+
+        def share():
+            for layer in (model.dense, model.top):
+                how(layer, mesh)
+
+        if is_first:
+            share()
+        plan = {"table": dt.RowwiseParallel(input_layouts=S(0), output_layouts=S(0))}
+        dt.parallelize_module(model, mesh, plan)
+        if not is_first:
+            share()
+        model(
+            *(dt.distribute_tensor(v, mesh, [S(0)]) for v in (x, words))
+        ).square().sum().backward()
+        for name, p in model.named_parameters():
+            placed = dt.layout_of(p.grad) is not None
+            found = dt.full_tensor(p.grad) if placed else p.grad
+            found = found if name == "table.weight" else found * mesh.size  # averages
+            torch.testing.assert_close(found, expected[name])
+
+    simulate(3, program, timeout=60)

@@ -73,13 +73,9 @@ def _standardize(items: torch.Tensor, mesh: DeviceMesh, eps: float) -> torch.Ten
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _UNBATCHED = {nn.InstanceNorm1d: 2, nn.InstanceNorm2d: 3, nn.InstanceNorm3d: 4}
 INSTANCE_NORMS = tuple(_UNBATCHED)
-_KINDS: tuple[type[nn.Module], ...] = (*_BATCH, nn.GroupNorm, *INSTANCE_NORMS)
+NORMS: tuple[type[nn.Module], ...] = (*_BATCH, nn.GroupNorm, *INSTANCE_NORMS)
+"""Those whose channels can be cut."""
 _R = Replicate()
-
-
-def normalises_channels(module: nn.Module) -> bool:
-    """Tell whether a module is a normalisation whose channels can be cut."""
-    return isinstance(module, _KINDS)
 
 
 def cut_channels(
@@ -89,7 +85,7 @@ def cut_channels(
 
     ``given`` and ``target``, of the input and the output, may be None: cut along the channels.
     """
-    kind = next(kind for kind in _KINDS if isinstance(module, kind))
+    kind = next(kind for kind in NORMS if isinstance(module, kind))
     check_stock(module, kind, "ColwiseParallel", REMEDY, style.own_forward)
     parts, unit = style.parts, style.unit
     if isinstance(module, nn.GroupNorm):
