@@ -35,11 +35,13 @@ def find_placed(
         )
     if is_derived(x) and declared != (_R,) * mesh.ndim and mesh.size > 1:
         raise LayoutError(
-            f"{subject} was computed from a tensor that all ranks have, by a rank's own lengths or "
-            "with tensors of which nothing is known, but is taken for a shard or a contribution: "
-            "each rank would have a part of the gradient. Pass the whole, with a layout, which the "
-            "style cuts: dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()]); or say of "
-            "what it is computed from that parts are added up, by grad_placements=[da.Partial()]"
+            f"{subject} was computed from what all ranks have, as a parameter without a style, "
+            "by a rank's own lengths or with tensors of which nothing is known, but is taken for a "
+            "shard or a contribution: each rank would have a part of the gradient. If it is whole, "
+            "pass input_layouts=da.Replicate(), or say so, and the style cuts it: "
+            "dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()]). If not, give a style to "
+            "the modules that it comes from, or say of what it is computed from that parts are "
+            "added up, by grad_placements=[da.Partial()]"
         )
     return own_placed(x)
 
