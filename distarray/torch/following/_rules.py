@@ -463,7 +463,7 @@ _WORKS: dict[str, Works] = {
     "renorm": _renormalized,
     **dict.fromkeys(RECURRENT, _recurrent),
     "multi_head_attention_forward": _attention_axes,
-    "embedding_bag": _of_first(lambda _, x: frozenset({x.ndim - 1})),
+    "embedding_bag": _of_first(lambda call, x: _looked_up(call, x) | {x.ndim - 1}),
     "_pack_padded_sequence": _of_first(lambda *_: frozenset({0, 1})),
     "conv_tbc": _of_first(lambda _, x: frozenset({0, x.ndim - 1})),
     **dict.fromkeys(("multi_dot", "chain_matmul"), _chained),

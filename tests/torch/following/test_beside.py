@@ -325,6 +325,9 @@ ALONE = {  # functions of a rank's own words, classes or losses
     "gradients by counts": lambda m: functional.embedding(
         _cut(WORDS, m, 0), _values(6, 5), scale_grad_by_freq=True
     ),
+    "gradients of bags by counts": lambda m: functional.embedding_bag(
+        _cut(WORDS.view(5, 1), m, 0), _values(6, 5), mode="mean", scale_grad_by_freq=True
+    ),
     "classes": lambda m: functional.cross_entropy(
         _cut(_values(5, 6), m, 1), WORDS, reduction="none"
     ),
