@@ -173,8 +173,8 @@ class Operators(BaseArray):
     __le__ = _binary(ops.less_equal)
     __gt__ = _binary(ops.greater)
     __ge__ = _binary(ops.greater_equal)
-    __eq__ = _equality(ops.equal)
-    __ne__ = _equality(ops.not_equal)
+    __eq__ = _equality(ops.equal_or_unlike)
+    __ne__ = _equality(ops.not_equal_or_unlike)
 
     __neg__ = _unary(ops.negative)
     __pos__ = _unary(ops.positive)

@@ -29,10 +29,20 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError, ExportError, MeshError
 from distarray.layout import Replicate
 from distarray.ops import any as any_of
-from distarray.ops import copy, creators, equal, getitem, rows, setitem
+from distarray.ops import (
+    copy,
+    creators,
+    equal_or_unlike,
+    getitem,
+    not_equal_or_unlike,
+    rows,
+    setitem,
+)
 
 API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 """Revisions of the array API standard that the namespace can stand for."""
+
+_BY_OPERATOR = {np.equal: equal_or_unlike, np.not_equal: not_equal_or_unlike}
 
 
 class Protocols(BaseArray):
@@ -104,6 +114,9 @@ class Protocols(BaseArray):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "__call__":
             row = ufuncs.get(ufunc) or row_of(ufunc)
+            # ``array == x`` calls the ufunc, and so may `np.equal(array, x)`: the operator answers.
+            if ufunc in _BY_OPERATOR and isinstance(inputs[0], (np.ndarray, np.generic)):
+                row = _BY_OPERATOR[ufunc]
             return row(*inputs, **options)
         function = method_of(ufunc, method)
         if function is None:
@@ -227,7 +240,7 @@ class Protocols(BaseArray):
         return rows(self, range(self._layout.shape[0]))
 
     def __contains__(self, value: Any) -> bool:
-        return bool(any_of(equal(self, value)))
+        return bool(any_of(equal_or_unlike(self, value)))
 
     def __copy__(self) -> Any:
         return copy(self)

@@ -166,6 +166,8 @@ from distarray.ops.elementwise._logic import (
     not_equal,
     right_shift,
 )
+from distarray.ops.elementwise._logic import equal_or_unlike as equal_or_unlike
+from distarray.ops.elementwise._logic import not_equal_or_unlike as not_equal_or_unlike
 from distarray.ops.elementwise._rounding import (
     angle,
     around,

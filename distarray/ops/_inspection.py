@@ -260,7 +260,7 @@ def array_equal(x1: Any, x2: Any, /, equal_nan: bool = False) -> bool:
             return False
     except ValueError:  # of nested sequences of different lengths
         return False
-    same = logic.equal(x1, x2)
+    same = logic.equal_or_unlike(x1, x2)
     if equal_nan:
         same = logic.logical_or(same, logic.logical_and(logic.isnan(x1), logic.isnan(x2)))
     return bool(reductions.all(same))
@@ -280,7 +280,7 @@ def array_equiv(x1: Any, x2: Any, /) -> bool:
         np.broadcast_shapes(shape(x1), shape(x2))
     except ValueError:
         return False
-    return bool(reductions.all(logic.equal(x1, x2)))
+    return bool(reductions.all(logic.equal_or_unlike(x1, x2)))
 
 
 @register

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,27 +63,32 @@ def binary(
 
 def equality(
     name: str, local: Callable[..., Any], compare: Callable[[Any, Any], Any], sentence: str
-) -> Op:
-    """Return the row of a test of equality: by a ufunc, and else by Python's operator.
+) -> tuple[Op, Op]:
+    """Return the row of a test of equality by a ufunc, and that of Python's operator.
 
-    Of dtypes that cannot be equal nothing is. So the ufunc itself answers, too, which raises for
-    NumPy's arrays: ``array == x`` calls it, and nothing tells the two apart. Python objects, which
-    have come with a plain operand, compare themselves, and structures field by field. Order has no
-    such way: objects may refuse one item and take another, and so raise on some processes only.
+    To the operator nothing is equal of dtypes that the ufunc does not compare, and structures
+    compare field by field. To both Python objects, which have come with a plain operand, compare
+    themselves. Order has no such way: objects may refuse one item and take another, and so raise on
+    some processes only.
     """
 
-    def comparable(operands: Sequence[Any]) -> bool:
+    def check(function: Callable[[Any, Any], Any], operands: Sequence[Any]) -> bool:
         """Compare objects with one item: a process without items must raise with the others."""
         if any(getattr(x, "dtype", None) == np.object_ for x in operands):
             items = [np.zeros(1, x.dtype) if isinstance(x, BaseArray) else x for x in operands]
             try:
-                compare(*items)
+                function(*items)
             except REFUSALS as error:
                 raise refusal_error(name, error, operands) from error
         return False
 
-    general = elementwise(name, compare, 2, check=comparable, takes_objects=True)
-    return binary(name, POINTWISE, local, sentence, instead=general)
+    of_objects, of_any = (
+        elementwise(name, function, 2, check=partial(check, function), takes_objects=True)
+        for function in (local, compare)
+    )
+    row = binary(name, POINTWISE, local, sentence, instead=of_objects)
+    by_operator = replace(row, instead=of_any)
+    return row, by_operator.describe(quick=binary_path(by_operator))
 
 
 def _describe(op: Op, operands: tuple[str, ...], sentence: str, **fields: Any) -> Op:

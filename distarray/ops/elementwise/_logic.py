@@ -17,10 +17,13 @@ from distarray.core import (
 
 _UNLIKE = """
 
-Items of dtypes that cannot be equal, as text and numbers, differ, as for the operators. NumPy's own
-functions raise there; but ``array == x`` of a NumPy array and a DistArray calls `np.equal`, too."""
-equal = equality("equal", np.equal, operator.eq, "Tell where items are equal." + _UNLIKE)
-not_equal = equality("not_equal", np.not_equal, operator.ne, "Tell where items differ." + _UNLIKE)
+Text and numbers, and structures, are for the operators ``==`` and ``!=``."""
+equal, equal_or_unlike = equality(
+    "equal", np.equal, operator.eq, "Tell where items are equal." + _UNLIKE
+)
+not_equal, not_equal_or_unlike = equality(
+    "not_equal", np.not_equal, operator.ne, "Tell where items differ." + _UNLIKE
+)
 less = binary("less", POINTWISE, np.less, "Tell where x1 < x2.")
 less_equal = binary("less_equal", POINTWISE, np.less_equal, "Tell where x1 <= x2.")
 greater = binary("greater", POINTWISE, np.greater, "Tell where x1 > x2.")

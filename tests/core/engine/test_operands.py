@@ -178,7 +178,7 @@ def test_comparison_never_answers_by_identity() -> None:
     simulate(2, program)
 
 
-def test_ufuncs_of_equality_answer_as_operators_because_numpys_operators_call_them() -> None:
+def test_ufuncs_of_a_numpy_array_and_ours_answer_as_the_operators_that_call_them() -> None:
     def program() -> None:
         for value in VALUES.values():
             x = placed(value, "S0")
@@ -189,11 +189,37 @@ def test_ufuncs_of_equality_answer_as_operators_because_numpys_operators_call_th
                         expected = compare(value, other)
                     except REFUSALS:
                         with pytest.raises(DTypeError):
-                            ufunc(x, other)
+                            ufunc(other, x)
                     else:
-                        np.testing.assert_array_equal(ufunc(x, other).full_array(), expected)
+                        np.testing.assert_array_equal(ufunc(other, x).full_array(), expected)
 
     simulate(2, program)
+
+
+def test_functions_of_equality_refuse_what_numpys_refuse() -> None:
+    def program() -> None:
+        for value in VALUES.values():
+            x = placed(value, "S0")
+            for other in ("UA", 2.5, None, [1, None, 2], *VALUES.values()):
+                ours = placed(other, "S0") if isinstance(other, np.ndarray) else other
+                for ufunc, function in ((np.equal, da.equal), (np.not_equal, da.not_equal)):
+                    try:
+                        expected = ufunc(value, other)
+                    except REFUSALS:
+                        for one, pair in (
+                            (ufunc, (x, ours)),
+                            (function, (x, ours)),
+                            (function, (ours, x)),
+                            (function, (value, other)),
+                        ):
+                            with pytest.raises((DTypeError, ShapeError)):
+                                one(*pair)
+                    else:
+                        np.testing.assert_array_equal(ufunc(x, ours).full_array(), expected)
+                        np.testing.assert_array_equal(function(x, ours).full_array(), expected)
+                        np.testing.assert_array_equal(function(value, other), expected)
+
+    simulate(3, program)
 
 
 class Unit(np.ndarray):
