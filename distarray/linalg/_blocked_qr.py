@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts
-from distarray.core import Call, Layouts, Op, Step, dtypes_of
+from distarray.core import Call, Layouts, Op, Step, dtypes_of, numeric
 from distarray.layout import Layout
 from distarray.linalg._kernels import decompose_finite, subtract_product
 from distarray.linalg._tiles import Grid, tile_width
@@ -248,5 +248,7 @@ def _bind(step: Step) -> Callable[[Buffer], Any]:
     return function
 
 
-blocked_qr = Op("qr", np.linalg.qr, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs)
+blocked_qr = Op(
+    "qr", np.linalg.qr, _spec, kinds=numeric, dtypes=_dtypes, bind=_bind, outputs=_outputs
+)
 """Its static argument is "reduced", "complete" or "r", and the width of a tile."""

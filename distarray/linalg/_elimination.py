@@ -18,6 +18,7 @@ import numpy as np
 
 from distarray.comm import _backend, _memory, gather_parts
 from distarray.core import Call, Layouts, Op, Step, dtypes_of, warn
+from distarray.errors import ShapeError
 from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.linalg._kernels import (
     eliminate_panel,
@@ -347,6 +348,21 @@ def solution_layout(matrix: Layout, right: Layout) -> Layout:
             if own and giver.sharding_axes(axis) == found.sharding_axes(axis):
                 boundaries.setdefault(axis, own)
     return found.replace(boundaries=boundaries or None)
+
+
+def check_right_hand_side(name: str, b: Any) -> None:
+    """Refuse a right-hand side without axes.
+
+    Raises
+    ------
+    ShapeError
+        See above.
+    """
+    if not getattr(b, "ndim", 0):
+        raise ShapeError(
+            f"{name} got a right-hand side of shape (); it must be (m,), or (..., m, k) for k of "
+            "them"
+        )
 
 
 def right_width(grid: Grid, columns: int) -> int:

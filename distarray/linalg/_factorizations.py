@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.core import BaseArray, check_flag, refusal_error, register, run
+from distarray.core import BaseArray, check_flag, numeric, refusal_error, register, run
 from distarray.errors import ArgumentError
 from distarray.layout import Replicate
 from distarray.linalg import _tiles
@@ -67,7 +67,7 @@ def _complex_dtype(block: np.ndarray) -> Any:
 
 
 _cholesky = whole_axes("cholesky", np.linalg.cholesky, fails=True)
-_qr = whole_axes("qr", lambda block, mode: _as_tuple(np.linalg.qr(block, mode)))
+_qr = whole_axes("qr", lambda block, mode: _as_tuple(np.linalg.qr(block, mode)), kinds=numeric)
 _svd = whole_axes("svd", lambda *args, **kw: _as_tuple(decompose_finite(*args, **kw)), fails=True)
 _eigh = whole_axes("eigh", lambda block, UPLO: _as_tuple(np.linalg.eigh(block, UPLO)), fails=True)  # noqa: N803
 _eigvalsh = whole_axes("eigvalsh", np.linalg.eigvalsh, fails=True)

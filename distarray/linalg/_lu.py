@@ -20,7 +20,12 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError
 from distarray.linalg import _tiles
-from distarray.linalg._elimination import interchanges, tile_factor, warn_of_singular
+from distarray.linalg._elimination import (
+    check_right_hand_side,
+    interchanges,
+    tile_factor,
+    warn_of_singular,
+)
 from distarray.linalg._kernels import eliminate_panel
 from distarray.linalg._tiles import takes_tiles
 from distarray.linalg._triangles import read_trans, solve_triangles, solve_triangular
@@ -178,9 +183,10 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
     lu, pivots, b = normalize_operands("lu_solve", (lu, pivots, b))
     if getattr(pivots, "dtype", np.dtype(float)).kind not in "iu":
         raise ArgumentError("lu_solve got a piv that is no array of integers; lu_factor returns it")
-    if getattr(b, "ndim", 0) == 1:
+    check_right_hand_side("lu_solve", b)
+    if b.ndim == 1:
         return lu_solve((lu, pivots), b[:, None], how)[..., 0]
-    is_one = getattr(b, "ndim", 0) == 2 and pivots.ndim == 1
+    is_one = b.ndim == 2 and pivots.ndim == 1
     if not (takes_tiles(lu) and is_one and len(lu) == len(b) == len(pivots)):
         return run(_solve_whole, (lu, pivots, b), Axes("ij,i,ik->ik", (("trans", how),)))
     if not isinstance(pivots, BaseArray):

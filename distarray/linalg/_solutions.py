@@ -25,7 +25,7 @@ from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Replicate, read_axes
 from distarray.linalg import _tiles
 from distarray.linalg._blocks import adjoint, cut_as, multiply
-from distarray.linalg._elimination import tile_inv, tile_slogdet, tile_solve
+from distarray.linalg._elimination import check_right_hand_side, tile_inv, tile_slogdet, tile_solve
 from distarray.linalg._factorizations import svd
 from distarray.linalg._kernels import check_finite
 from distarray.linalg._tall import is_tall
@@ -231,9 +231,10 @@ def solve(x1: Any, x2: Any, /) -> Any:
     [0.25 0.25]
     """
     x1, x2 = normalize_operands("solve", (x1, x2))
-    if getattr(x2, "ndim", 0) == 1:
+    check_right_hand_side("solve", x2)
+    if x2.ndim == 1:
         return solve(x1, x2[:, None])[..., 0]
-    if takes_tiles(x1) and getattr(x2, "ndim", 0) == 2 and len(x1) == len(x2):
+    if takes_tiles(x1) and x2.ndim == 2 and len(x1) == len(x2):
         return run(tile_solve, (x1, x2), _tiles.tile_width(x1))
     return run(_solve, (x1, x2), Axes("ij,ik->ik"))
 

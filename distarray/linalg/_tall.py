@@ -33,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm import Communicator, _backend, _memory
-from distarray.core import Call, Layouts, Op, Step, dtypes_of
+from distarray.core import Call, Layouts, Op, Step, dtypes_of, numeric
 from distarray.layout import Layout
 from distarray.linalg._kernels import decompose_finite, solve_triangle
 from distarray.ops import REPLICATED_BYTES, raise_alike, uncut_axes
@@ -323,7 +323,7 @@ def _to_device_of(block: Buffer, *results: np.ndarray) -> Any:
     return moved if len(moved) > 1 else moved[0]
 
 
-tall_qr = Op("qr", np.linalg.qr, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs)
+tall_qr = Op("qr", np.linalg.qr, _spec, kinds=numeric, dtypes=_dtypes, bind=_bind, outputs=_outputs)
 """Its static argument is "qr", or "r" for the triangle alone."""
 
 tall_svd = Op("svd", np.linalg.svd, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs)

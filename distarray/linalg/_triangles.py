@@ -30,7 +30,7 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError
 from distarray.linalg import _tiles
-from distarray.linalg._elimination import right_width, solution_layout
+from distarray.linalg._elimination import check_right_hand_side, right_width, solution_layout
 from distarray.linalg._factorizations import cholesky
 from distarray.linalg._kernels import solve_triangle, subtract_product
 from distarray.linalg._tiles import Grid, takes_tiles
@@ -184,13 +184,14 @@ def solve_triangular(
     is_unit = check_flag("solve_triangular", "unit_diagonal", unit_diagonal)
     how = read_trans("solve_triangular", trans)
     a, b = normalize_operands("solve_triangular", (a, b))
-    if getattr(b, "ndim", 0) == 1:
+    check_right_hand_side("solve_triangular", b)
+    if b.ndim == 1:
         b = b[:, None]
         return solve_triangular(a, b, lower=lower, trans=how, unit_diagonal=is_unit)[..., 0]
     if how and getattr(a, "ndim", 0) > 1:
         a = matrix_transpose(a) if isinstance(a, BaseArray) else np.matrix_transpose(a)
         a, lower = conj(a) if how == 2 and a.dtype.kind == "c" else a, not lower
-    if takes_tiles(a) and getattr(b, "ndim", 0) == 2 and len(a) == len(b):
+    if takes_tiles(a) and b.ndim == 2 and len(a) == len(b):
         return run(_solve_in_tiles, (a, b), _Tiled(lower, is_unit, _tiles.tile_width(a)))
     options = ("lower", lower), ("unit_diagonal", is_unit)
     return run(_solve_whole, (a, b), Axes("ij,ik->ik", options))

@@ -10,7 +10,7 @@ import pytest
 
 import distarray as da
 from distarray.comm import CommLog
-from distarray.errors import ArgumentError
+from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Replicate, Shard
 from distarray.linalg import _kernels, _tiles
 from distarray.testing import simulate
@@ -213,6 +213,15 @@ def test_wrong_arguments_are_refused_on_every_rank() -> None:
             da.linalg.lu_solve((factors[0], factors[1][:3]), da.ones(4))
         with pytest.raises((ArgumentError, da.linalg.LinAlgError)):
             da.linalg.lu_solve(factors, da.ones(5))
+        for b in (3.0, da.asarray(3.0), np.float64(3)):
+            for solve in (
+                lambda b: da.linalg.lu_solve(factors, b),
+                lambda b: da.linalg.cho_solve((factors[0], False), b),
+                lambda b: da.linalg.solve_triangular(factors[0], b),
+                lambda b: da.linalg.solve(factors[0], b),
+            ):
+                with pytest.raises(ShapeError, match=r"right-hand side of shape \(\); .*\(m,\)"):
+                    solve(b)
         with pytest.raises(da.linalg.LinAlgError):
             da.linalg.lu_factor(da.ones((4, 3)))
         with pytest.raises(da.linalg.LinAlgError):

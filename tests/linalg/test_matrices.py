@@ -23,7 +23,9 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.layout import Partial, Replicate, Shard
+from distarray.linalg import _tiles
 from distarray.ops.linear_algebra import _whole_axes
+from distarray.testing import simulate
 from tests import peak_memory
 from tests.array.strategies import Case, agrees, cases, on_ranks
 
@@ -324,6 +326,25 @@ def test_a_matrix_that_fails_on_one_rank_fails_on_all() -> None:
         return str(caught.value)
 
     assert len(set(on_ranks(program))) == 1
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("least", [0, 1 << 30], ids=["tiles", "whole"])
+def test_text_and_dates_have_no_factors(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", least)
+
+    def program() -> None:
+        for shape in ((9, 2), (4, 4), (2, 5), (3, 4, 4)):
+            for items in (np.full(shape, "1"), np.full(shape, "2020", "M8[Y]")):
+                for placement in (Shard(0), Shard(1), Replicate()):
+                    x = da.distribute_array(items, placements=[placement], src=None)
+                    for mode in ("reduced", "r", "complete"):
+                        with CommLog() as log, pytest.raises(DTypeError, match="qr"):
+                            da.linalg.qr(x, mode=mode)
+                        assert log.count() == 0
+
+    simulate(2, program)
+    da.testing.reset()
 
 
 def test_wrong_operands_are_refused_before_anything_is_sent() -> None:

@@ -60,7 +60,11 @@ class Axes(NamedTuple):
 
 
 def whole_axes(
-    name: str, function: Callable[..., Any], fails: bool = False, agreed: bool = True
+    name: str,
+    function: Callable[..., Any],
+    fails: bool = False,
+    agreed: bool = True,
+    kinds: str = "",
 ) -> Op:
     """Return an operation on whole axes; its static argument is an `Axes`.
 
@@ -76,9 +80,12 @@ def whole_axes(
     agreed : bool
         Whether processes with the same matrices compare what they find. Not needed where each item
         follows from a few operations that all processors round alike.
+    kinds : str
+        As of an `Op`, where the function converts whatever it can.
     """
     bind = _bind_failing if fails else _bind_agreed if agreed else _bind
-    return Op(name, function, _spec, dtypes=_dtypes, bind=bind, work=_work, outputs=_outputs)
+    hooks: dict[str, Any] = {"dtypes": _dtypes, "bind": bind, "work": _work, "outputs": _outputs}
+    return Op(name, function, _spec, kinds=kinds, **hooks)
 
 
 def _cores(op: Op, call: Call) -> list[tuple[Shape, Shape]]:
