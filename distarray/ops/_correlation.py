@@ -77,7 +77,7 @@ def average(
     ShapeError
         If the weights do not fit the axes.
     ZeroWeightError
-        If weights add up to zero, on every rank of the mesh alike.
+        If weights add up to zero, or the result has no items, on every rank of the mesh alike.
 
     Notes
     -----
@@ -98,6 +98,11 @@ def average(
         return plain(without_partial("average", x), axis, weights, returned, keepdims=keepdims)
     if weights is None:
         result = mean(x, axis=axis, keepdims=keepdims)
+        if not result.size:
+            raise ZeroWeightError(
+                f"average of shape {x.shape} over axis {axis}: no item is left to have one; mean "
+                "gives an array without items"
+            )
         dtype = result.dtype
         scale = np.asarray(x.size // max(result.size, 1), dtype)
     else:
@@ -238,7 +243,10 @@ def cov(
     weights = importance = _read_weights(aweights, "aweights", count)
     if frequencies is not None:
         weights = frequencies if importance is None else frequencies * importance
-    x = x - average(x, axis=1, weights=weights, keepdims=True)
+    if weights is None:
+        x = x - mean(x, axis=1, keepdims=True)
+    else:
+        x = x - average(x, axis=1, weights=weights, keepdims=True)
     divisor: float = count - ddof
     if weights is not None:
         divisor = total = float(sum_of(weights))

@@ -56,6 +56,30 @@ def test_average_agrees_with_numpy(placements: Any, dtype: Any) -> None:
     on_ranks(program)
 
 
+@pytest.mark.filterwarnings("ignore:Mean of empty", "ignore:invalid value")
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3), (0,)])
+def test_average_without_results_raises_as_numpys(shape: tuple[int, ...]) -> None:
+    value = np.ones(shape)
+
+    def program() -> None:
+        x = da.asarray(value)
+        for axis in (None, 0, -1, ()):
+            for options in ({}, {"returned": True}, {"keepdims": True}):
+                try:
+                    expected = np.average(value, axis, **options)
+                except ZeroDivisionError:
+                    with pytest.raises(ZeroWeightError, match="no item is left"):
+                        da.average(x, axis, **options)
+                    continue
+                found = da.average(x, axis, **options)
+                if "returned" not in options:
+                    expected, found = (expected,), (found,)
+                for one, other in zip(found, expected, strict=True):
+                    np.testing.assert_array_equal(np.asarray(one), other)
+
+    on_ranks(program)
+
+
 def test_average_refuses_weights_that_do_not_fit_on_all_ranks_alike() -> None:
     def program() -> list[str]:
         x = da.distribute_array(np.arange(12.0).reshape(4, 3))

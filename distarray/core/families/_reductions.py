@@ -229,6 +229,8 @@ def reduce(
     if initial is not ABSENT:
         initial = _read_initial(op, initial, result_dtype(op, x.dtype, dtype))
     static = (axis, dtype, keepdims, initial is ABSENT and where is True)
+    if initial is not ABSENT and op.combine == "sum" and not reproducible and _is_negative(initial):
+        op, initial = _sum_from(op, initial.dtype, initial.tobytes()), ABSENT
     if out is not None:
         step = step_for(op, (x,), static)
         check_fits(op.name, out, step.output.shape, step.result)
@@ -292,6 +294,19 @@ def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
             "that the result's dtype holds"
         ) from error
     return item[()]
+
+
+def _is_negative(zero: Any) -> bool:
+    """Tell whether an item is 0 of a negative sign, which a sum of nothing, 0.0, is not."""
+    return zero.dtype.kind in floating and zero == 0 and "-" in str(zero)
+
+
+@functools.cache
+def _sum_from(op: Op, dtype: Any, zero: bytes) -> Op:
+    """Return a sum that begins with 0 of a sign on all processes; a few serve all calls."""
+    (initial,) = np.frombuffer(zero, dtype)
+    local = functools.partial(op.local, initial=initial)
+    return replace(op, local=local, identity=lambda *_: initial, defer=None)
 
 
 def beside_mask(name: str, x: Any, where: Any) -> Any:
@@ -479,7 +494,8 @@ def _bind(step: Step) -> Callable[..., Any]:
     axis, wanted, keepdims, _ = step.call.static
     source = step.sources[0]
     axes = normalize_axes(axis, source.ndim)
-    nothing = _identity(op, adds)
+    assert op.identity is not None  # as of all that combine by name
+    nothing = op.identity(op, adds)
     if 0 in source.local_shape():
         # Nothing here to reduce: what changes nothing when it is combined with the others.
         shape = step.partial.local_shape()

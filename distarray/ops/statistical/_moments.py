@@ -583,6 +583,8 @@ def _divide_squares(step: Step) -> Callable[[Buffer], Any]:
     divisor = count_reduced(source.shape, normalize_axes(axis, source.ndim)) - ddof
 
     def divide(total: Buffer) -> Any:
+        if not divisor > 0:
+            warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
         return (total / np.float64(divisor if divisor > 0 else of_none)).astype(result, copy=False)
 
     return divide
@@ -608,8 +610,11 @@ def _variance_around(
     if x._layout.has_partial:
         x = reductions.without_partial("var", x)
     is_exact = mask is True and reproducible["reproducible"]
+    count = count_reduced(x.shape, normalize_axes(axis, x.ndim))
     if centre is ABSENT:
-        if is_exact:
+        if not count:
+            centre = 0.0  # no item deviates, and what has no mean says so once
+        elif is_exact:
             centre = run_one(_exact_mean, x, (axis, None, True, True))
         else:
             centre = mean(x, axis=axis, keepdims=True, where=mask, **reproducible)
@@ -630,8 +635,10 @@ def _variance_around(
         **reproducible,
     )
     if mask is True:
-        divisor: Any = np.int64(count_reduced(x.shape, normalize_axes(axis, x.ndim))) - ddof
-        divisor = divisor if divisor > 0 else np.float64(of_none)
+        divisor: Any = np.int64(count) - ddof
+        if not divisor > 0:
+            warn("Degrees of freedom <= 0 for slice", RuntimeWarning)
+            divisor = np.float64(of_none)
     else:
         divisor = arithmetic.subtract(_count_selected(x, axis, keepdims, mask), ddof)
         divisor = where(logic.greater(divisor, 0), divisor, of_none)

@@ -154,7 +154,7 @@ class _Quantiles:
             If there are none of such items.
         """
         if dtype.isnative:  # else arrays keep the order of the bytes, and numbers do not
-            ndim, axes = 1, (0,)
+            ndim, axes, keepdims = 1, (0,), False
         key = self.name, self.method, self.asked, self.weak, dtype, weighted, keepdims, ndim, axes
         found = _dtypes[key]
         if found is None:
@@ -227,7 +227,7 @@ def _searches(layout: Layout, call: Call) -> bool:
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
-    axes, keepdims, _, dtype = step.call.static
+    axes, _, _, dtype = step.call.static
     source = step.sources[0]
     output = _reduced(source, step.call)
     shape = output.local_shape()
@@ -260,7 +260,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         if search is None:
             extra = {"weights": blocks[1]} if len(blocks) > 1 else {}
             with ErrorsOfNumPy(wanted.name):
-                found = wanted.of_lines(blocks[0], axis=axes, keepdims=keepdims, **extra)
+                found = wanted.of_lines(blocks[0], axis=axes, keepdims=False, **extra)
             return np.asarray(found, dtype).reshape(shape)
         return search(wanted, *map(lines_of, blocks)).reshape(shape)
 

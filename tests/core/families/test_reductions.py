@@ -1210,3 +1210,32 @@ def test_reductions_of_dates_send_results_only(dtype: str) -> None:
                 assert log.count() == rounds
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("name", ["sum", "nansum"])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "c16"])
+def test_a_sum_begins_with_zero_of_the_sign_that_is_asked_for(name: str, dtype: str) -> None:
+    zeros = [-0.0, 0.0, None]
+    if dtype == "c16":
+        zeros += [complex(0.0, -0.0), complex(-0.0, -0.0)]
+    values = [np.ones((0, 3)), -np.zeros((3, 2)), np.ones((2, 0)), np.array([[-0.0, 0.0], [1, -1]])]
+
+    def program() -> None:
+        for value in (value.astype(dtype) for value in values):
+            for placement in (ours.Shard(0), ours.Shard(1), ours.Replicate()):
+                x = ours.distribute_array(value, placements=[placement], src=None)
+                for axis, initial in itertools.product((None, 0, 1), zeros):
+                    options = {} if initial is None else {"initial": initial}
+                    expected = getattr(np, name)(value, axis=axis, **options)
+                    found = np.asarray(getattr(ours, name)(x, axis=axis, **options))
+                    np.testing.assert_array_equal(found, expected)
+                    for part in ("real", "imag"):
+                        signs = [np.signbit(getattr(one, part)) for one in (found, expected)]
+                        np.testing.assert_array_equal(*signs)
+                    where = np.zeros(value.shape, bool)
+                    found = getattr(ours, name)(x, axis=axis, where=where, **options)
+                    expected = getattr(np, name)(value, axis=axis, where=where, **options)
+                    signs = [np.signbit(np.asarray(one).real) for one in (found, expected)]
+                    np.testing.assert_array_equal(*signs)
+
+    simulate(3, program)

@@ -445,3 +445,24 @@ def test_items_in_another_order_of_bytes_give_numpys_dtype(
         agrees(da.quantile(x, q, method=method, **axes), expected)
 
     on_ranks(program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("method", ["nearest", "lower", "inverted_cdf"])
+def test_quantiles_of_text_over_any_axes_are_items(method: str, keepdims: bool) -> None:
+    text = np.array([["b", "a", "\u00e9\u00e9"], ["x", "", "zz"], ["b", "b", "a"]])
+
+    def program() -> None:
+        for placement in (da.Shard(0), da.Shard(1), da.Replicate()):
+            x = da.distribute_array(text, placements=[placement], src=None)
+            for axis in ((), 0, 1):
+                for q in (0.3, [0.0, 0.9]):
+                    expected = np.quantile(text, q, axis=axis, method=method, keepdims=keepdims)
+                    found = da.quantile(x, q, axis=axis, method=method, keepdims=keepdims)
+                    np.testing.assert_array_equal(found.full_array(), expected, strict=True)
+            found = da.quantile(x, 0.5, method=method, keepdims=keepdims)  # NumPy fails to keep
+            assert found.shape == (1, 1) * keepdims
+            assert found.full_array() == np.quantile(text, 0.5, method=method)
+
+    simulate(3, program)

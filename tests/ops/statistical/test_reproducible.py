@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import operator
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -445,3 +446,24 @@ def test_parts_cut_out_of_wider_rows_are_read_where_they_lie() -> None:
         )
         total = items[:, first:stop].sum()
         np.testing.assert_array_equal(found.ravel(), [total.real, total.imag])
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((0,), None), ((0, 3), 0), ((3, 1), 1), ((2, 0), 0)])
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_too_few_items_have_no_variance_and_warn_as_numpy(
+    name: str, shape: tuple[int, ...], axis: Any
+) -> None:
+    value = np.ones(shape)
+    ddof = 2 if 0 in shape else 1
+
+    def program() -> None:
+        for options in ({}, {"reproducible": True}, {"mean": 0.0}):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = getattr(da, name)(da.asarray(value), axis=axis, ddof=ddof, **options)
+            assert not np.isfinite(np.asarray(found)).any()
+            said = {str(one.message) for one in caught} - {"invalid value encountered in divide"}
+            said -= {"divide by zero encountered in divide"}
+            assert said == {"Degrees of freedom <= 0 for slice"}
+
+    program()
