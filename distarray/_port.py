@@ -97,8 +97,11 @@ def report(path: str) -> tuple[str, bool]:
         of_kind = sorted((use.lines, use.name, use.remedy) for use in uses if use.kind == kind)
         if of_kind:
             parts.append(f"\n{told} ({len(of_kind)})")
-            parts += [_line(lines, _spelled(name), remedy) for lines, name, remedy in of_kind]
-    arguments = _missing_arguments(found.arguments)
+            parts += [
+                _line(lines, found.spell(name) + _note(name), remedy)
+                for lines, name, remedy in of_kind
+            ]
+    arguments = _missing_arguments(found)
     if arguments:
         parts.append("\narguments that functions do not take so")
         parts += arguments
@@ -114,10 +117,10 @@ def report(path: str) -> tuple[str, bool]:
     return "\n".join(parts), not missing and not arguments
 
 
-def _spelled(name: str) -> str:
-    """Return a name of NumPy's with what it was measured of."""
+def _note(name: str) -> str:
+    """Return what a function was measured of."""
     note = _read_functions().get(name, {}).get("note")
-    return f"np.{name}" + (f" ({note})" if note else "")
+    return f" ({note})" if note else ""
 
 
 def _line(lines: tuple[int, ...], name: str, remedy: str) -> str:
@@ -140,16 +143,20 @@ class _Finder(ast.NodeVisitor):
         self.packages: dict[str, list[int]] = {}
         self._known: dict[str, str] = {}
         """Names in the script, and what they are inside of NumPy."""
+        self._ours: set[str] = set()
+        """Those that are of this library."""
+        self._through: dict[str, set[bool]] = {}
+        """Whether names are used as ours, or as NumPy's."""
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             package, _, rest = alias.name.partition(".")
             if package not in ("numpy", "distarray"):
                 self._note_package(package, node.lineno)
-            elif alias.asname:
-                self._known[alias.asname] = rest
-            else:
-                self._known[package] = ""
+                continue
+            own = alias.asname or package
+            self._known[own] = rest if alias.asname else ""
+            self._note_owner(own, package == "distarray" and own != "np")
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         package, _, rest = (node.module or "").partition(".")
@@ -163,6 +170,7 @@ class _Finder(ast.NodeVisitor):
                 self._known |= {name: _join(rest, name) for name in getattr(module, "__all__", ())}
             else:
                 self._known[alias.asname or alias.name] = _join(rest, alias.name)
+                self._note_owner(alias.asname or alias.name, package == "distarray")
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -191,6 +199,7 @@ class _Finder(ast.NodeVisitor):
             found, rest = _resolve(filter(None, path.split(".")))
             if path == _GENERATOR or (isinstance(found, ModuleType) and not rest):
                 self._known[own] = path
+                self._note_owner(own, _base_name(value) in self._ours)
         elif own is not None and self._known.get(own) == _GENERATOR:
             del self._known[own]
 
@@ -206,10 +215,18 @@ class _Finder(ast.NodeVisitor):
             return _join(self._known[node.id], *path)
         return None
 
+    def _note_owner(self, own: str, is_ours: bool) -> None:
+        (self._ours.add if is_ours else self._ours.discard)(own)
+
+    def spell(self, name: str) -> str:
+        """Return a name as the script has it."""
+        return f"{'da' if self._through.get(name) == {True} else 'np'}.{name}"
+
     def visit_Call(self, node: ast.Call) -> None:
         path = self._path(node.func)
         for one in node.keywords:
             if path is not None and one.arg is not None:
+                self._through.setdefault(path, set()).add(_base_name(node.func) in self._ours)
                 self.arguments.setdefault((path, one.arg), []).append(node.lineno)
         self.generic_visit(node)
 
@@ -220,7 +237,7 @@ class _Finder(ast.NodeVisitor):
                 self.methods.setdefault(node.attr, []).append(node.lineno)
             self.generic_visit(node)
             return
-        self._note(path, node.lineno)
+        self._note(path, node)
         base: ast.AST = node
         while isinstance(base, ast.Attribute):
             base = base.value
@@ -229,9 +246,9 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and self._known.get(node.id):
-            self._note(self._known[node.id], node.lineno)
+            self._note(self._known[node.id], node)
 
-    def _note(self, path: str, line: int) -> None:
+    def _note(self, path: str, node: ast.expr) -> None:
         parts = path.split(".")
         if parts[0] == "torch":  # adapters of ours, and nothing of NumPy's
             return
@@ -245,11 +262,20 @@ class _Finder(ast.NodeVisitor):
             kept += 1  # np.add.reduce
         elif isinstance(found, ModuleType):
             kept += 1  # what NumPy lacks
-        self.names.setdefault(".".join(parts[:kept]), []).append(line)
+        name = ".".join(parts[:kept])
+        self.names.setdefault(name, []).append(node.lineno)
+        self._through.setdefault(name, set()).add(_base_name(node) in self._ours)
 
     def _note_package(self, package: str, line: int) -> None:
         if package not in sys.stdlib_module_names and package not in ("mpi4py", "__future__"):
             self.packages.setdefault(package, []).append(line)
+
+
+def _base_name(node: ast.AST | None) -> str:
+    """Return the name with which an expression of attributes and calls begins."""
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _join(*parts: str) -> str:
@@ -318,10 +344,10 @@ def _is_numpys_own(found: Any) -> bool:
     return not callable(found) and not isinstance(found, _BUILDERS)
 
 
-def _missing_arguments(used: dict[tuple[str, str], list[int]]) -> list[str]:
+def _missing_arguments(found: _Finder) -> list[str]:
     """Return a line for each argument, passed by name, that a function of ours does not take so."""
     missing = []
-    for (name, key), lines in used.items():
+    for (name, key), lines in found.arguments.items():
         ours, theirs = _find_ours(name), _resolve(name.split("."))[0]
         if isinstance(ours, type) or not callable(ours) or not callable(theirs):
             continue
@@ -333,7 +359,7 @@ def _missing_arguments(used: dict[tuple[str, str], list[int]]) -> list[str]:
         if key not in by_name and not any(p.kind is p.VAR_KEYWORD for p in parameters):
             leading = {*(p.name for p in parameters), *leading_names(theirs, ours)}
             remedy = "it by position" if key in leading else "the function without it"
-            missing.append((tuple(lines), f"np.{name}({key}=)", remedy))
+            missing.append((tuple(lines), f"{found.spell(name)}({key}=)", remedy))
     return [_line(*one) for one in sorted(missing)]
 
 

@@ -96,6 +96,28 @@ def test_the_report_has_all_of_it_and_the_status_says_what_is_missing(tmp_path, 
     assert "2 of 2 uses" in capsys.readouterr().out
 
 
+def test_names_are_told_as_the_script_has_them(tmp_path, capsys):
+    source = """
+import numpy as np, distarray, distarray as da
+from distarray import linalg
+own = da.linalg
+rows = da.default_mesh(), own.norm(da.ones(3)), linalg.qr(np.ones(3)), distarray.sin(2, k=1)
+da.no_such_name, np.random.seed(3), np.cos(3), da.cos(3), da.random.default_rng(0).normal(size=3)
+"""
+    path = tmp_path / "script.py"
+    path.write_text(source)
+    assert main(["port", str(path)]) == 1
+    told = re.findall(r": ((?:np|da)\.[a-zA-Z_.]+)", capsys.readouterr().out)
+    assert {*told} == {
+        *("da.default_mesh", "da.linalg.norm", "da.linalg.qr", "da.sin"),
+        *("da.no_such_name", "da.random.default_rng", "da.random.Generator.normal"),
+        *("np.ones", "np.random.seed", "np.cos"),
+    }
+    path.write_text("import distarray as np\nnp.sin(3)\n")
+    assert main(["port", str(path)]) == 0
+    assert "line 2: np.sin" in capsys.readouterr().out
+
+
 def test_names_that_stand_for_numpy_are_followed(tmp_path):
     source = """
 import numpy as np, numpy.typing as npt
