@@ -76,8 +76,20 @@ _FUNCTIONS = {
     "save_hdf5": "da.store(x, dataset)",
     **dict.fromkeys(("sparse", "linalg.splu", "linalg.spilu", "linalg.spsolve"), _SPARSE),
     "linalg.LinearOperator": _OPERATOR,
-    **dict.fromkeys(("linalg.lu", "linalg.ldl"), "da.linalg.lu_factor, or da.linalg.solve"),
-    **dict.fromkeys(("linalg.eigs", "linalg.lobpcg"), "da.linalg.eigsh of hermitian operators"),
+    "linalg.ldl": "da.linalg.lu, da.linalg.lu_factor, or da.linalg.solve",
+    "linalg.eigs": "da.linalg.eigsh of hermitian operators",
+    **dict.fromkeys(
+        ("linalg.solve_banded", "linalg.solveh_banded"),
+        "SciPy's by da.map_blocks, of right-hand sides cut by columns; or da.linalg.cg, or gmres, "
+        "of a stencil",
+    ),
+    **dict.fromkeys(
+        ("linalg.toeplitz", "linalg.circulant", "linalg.hankel"),
+        "da.take(values, i) with i = da.arange(m)[:, None] - da.arange(n) + n - 1, for instance; "
+        "da.convolve multiplies by such a matrix",
+    ),
+    "linalg.block_diag": "da.zeros, and x[i:j, i:j] = block for each",
+    "fft.next_fast_len": "any length, or scipy.fft's, as it takes a number",
     **dict.fromkeys(("linalg.sqrtm", "linalg.logm", "linalg.schur"), _LAPACK),
     **dict.fromkeys(("linalg.polar", "linalg.orth", "linalg.null_space"), "da.linalg.svd"),
     **dict.fromkeys(("fft.dct", "fft.dst"), "SciPy's by da.map_blocks, along axes not cut"),

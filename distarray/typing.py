@@ -13,3 +13,7 @@ AxisName: TypeAlias = str | int
 Axes: TypeAlias = int | Sequence[int] | None
 Buffer: TypeAlias = Any
 """A NumPy or CuPy array."""
+
+
+def __dir__() -> list[str]:
+    return ["Axes", "AxisName", "Box", "Buffer", "Coordinate", "Shape"]

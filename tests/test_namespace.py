@@ -157,7 +157,11 @@ def test_names_of_mpi_torch_and_dask_name_what_to_do() -> None:
         (x, "local_shape", r"layout\.local_shape\(\)"),
         (x, "comm", r"mesh\.comm\(\)"),
         (da.linalg, "LinearOperator", r"docs/iterative\.md"),
-        (da.linalg, "lu", r"lu_factor"),
+        (da.linalg, "ldl", r"lu_factor"),
+        (da.linalg, "solve_banded", r"map_blocks.*da\.linalg\.cg"),
+        (da.linalg, "toeplitz", r"da\.take\(values, i\).*da\.convolve"),
+        (da.linalg, "block_diag", r"da\.zeros"),
+        (da.fft, "next_fast_len", r"any length"),
         (da.fft, "dct", r"map_blocks"),
         (da, "lu_factor", r"da\.linalg\.lu_factor"),
         (da, "fft2", r"da\.fft\.fft2"),
@@ -187,7 +191,17 @@ def test_names_of_numpy_that_lack_name_what_to_do(theirs: object, home: str) -> 
 
 
 def test_what_errors_say_to_do_does_it() -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    c, r = np.array([3.0, 1, 4, 1]), np.array([3.0, 5, 9])
+    toeplitz = linalg.toeplitz(c, r)
+
     def program() -> None:
+        m, n = len(c), len(r)
+        values = da.asarray(np.concatenate([r[:0:-1], c]))
+        i = da.arange(m)[:, None] - da.arange(n) + n - 1
+        assert np.array_equal(da.take(values, i), toeplitz)
+        x = da.asarray([1.0, -2.0, 0.5])
+        assert np.allclose(da.convolve(values, x)[n - 1 : n - 1 + m], toeplitz @ np.asarray(x))
         v = da.arange(7)
         wide = da.map_blocks(lambda block: block.view(np.int64), v.astype(float))
         assert np.array_equal(wide.full_array(), np.arange(7.0).view(np.int64))

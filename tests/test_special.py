@@ -41,3 +41,11 @@ def test_names_that_are_no_ufuncs_are_missing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(AttributeError, match="install scipy"):
         _ = da.special.erf
+
+
+def test_dir_shows_what_is_there() -> None:
+    names = dir(da.special)
+    assert {"erf", "expit", "gammaln"} <= set(names)
+    assert not {"np", "Any", "sinc", "zeta"} & set(names)
+    assert all(isinstance(getattr(da.special, name), np.ufunc) for name in names)
+    assert dir(da.typing) == ["Axes", "AxisName", "Box", "Buffer", "Coordinate", "Shape"]
