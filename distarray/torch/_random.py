@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from distarray.comm import DeviceMesh
+from distarray.core import _replicas
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.torch._buffers import digest_of
 from distarray.torch._layouts import check_mesh
@@ -30,6 +31,8 @@ from distarray.torch._layouts import check_mesh
 _generator: ContextVar[torch.Generator | None] = ContextVar("source of keys", default=None)
 
 Key = tuple[int, int]
+
+_SEED = "pass one seed everywhere, and name in differ= the axes along which ranks shall differ"
 
 _reading = threading.Lock()
 
@@ -65,7 +68,7 @@ def forked(devices: Sequence[Any] = ()) -> Iterator[None]:
 
 
 def manual_seed(seed: int, mesh: DeviceMesh, *, differ: Sequence[str] | str = ()) -> int:
-    """Seed torch's generators, alike on all ranks or differently along some mesh axes.
+    """Seed torch's generators, alike on all ranks or differently along some axes (collective).
 
     Parameters
     ----------
@@ -83,6 +86,11 @@ def manual_seed(seed: int, mesh: DeviceMesh, *, differ: Sequence[str] | str = ()
     int
         What torch was seeded with here: ``seed`` itself where ``differ`` is empty.
 
+    Raises
+    ------
+    MismatchError
+        If ranks pass other seeds, or name other axes.
+
     Examples
     --------
     >>> mesh = da.init_device_mesh((1, 1), ("dp", "tp"))  # (2, 2) of four processes
@@ -90,11 +98,22 @@ def manual_seed(seed: int, mesh: DeviceMesh, *, differ: Sequence[str] | str = ()
     5
     >>> here = dt.manual_seed(5, mesh, differ="dp")  # another number along "dp", one along "tp"
     """
-    names = _check_axes(mesh, differ)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ArgumentTypeError(f"seed={seed!r} is a {type(seed).__name__}; pass an int")
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"seed={seed} must be 0 or more and below 2**63; use abs() or a hash")
+    check_mesh(mesh)
+
+    def read() -> tuple[int, tuple[str, ...]]:
+        names = _check_axes(mesh, differ)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ArgumentTypeError(f"seed={seed!r} is a {type(seed).__name__}; pass an int")
+        if not 0 <= seed < 2**63:
+            raise ArgumentError(
+                f"seed={seed} must be 0 or more and below 2**63; use abs() or a hash"
+            )
+        return seed, names
+
+    told = _replicas.exchange(mesh, "manual_seed", read)
+    for name, values in zip(("seed", "differ"), zip(*told, strict=True), strict=True):
+        _replicas.refuse(mesh, "manual_seed", name, [repr(one) for one in values], None, _SEED)
+    seed, names = told[0]
     own = _seed_here(seed, mesh, names) if names else seed
     torch.manual_seed(own)
     return own

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
+from distarray.core import _replicas  # noqa: E402
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError  # noqa: E402
 from distarray.testing import simulate  # noqa: E402
 from distarray.torch._random import keys_from, read_state  # noqa: E402
@@ -142,6 +143,49 @@ def test_channels_that_span_ranks_need_equal_keys():
             items(x)  # has no item in common with the other ranks
             with pytest.raises(MismatchError, match="drew other random numbers"):
                 channels(x)
+
+    simulate(2, program, timeout=60)
+
+
+def test_channels_that_span_ranks_need_one_probability():
+    def program():
+        mesh = da.init_device_mesh((2,))
+        channels = dt.parallelize_module(
+            nn.Dropout1d(0.25 * (1 + mesh.rank)), mesh, dt.SequenceParallel(sequence_dim=2)
+        )
+        with (
+            keys_from(generator()),
+            pytest.raises(MismatchError, match=r"p differs .*rank 0: 0\.25; rank 1: 0\.5"),
+        ):
+            channels(torch.ones(2, 4, 3))
+
+    simulate(2, program, timeout=60)
+
+
+def test_probabilities_are_compared_with_the_check_on(monkeypatch):
+    monkeypatch.setattr(_replicas, "checked", True)
+
+    def program():
+        mesh = da.init_device_mesh((2,))
+        x = dt.distribute_tensor(torch.ones(6), mesh, [da.Shard(0)])
+        with keys_from(generator()):
+            assert dt.dropout(x, 0.5).shape == (3,)
+            with pytest.raises(MismatchError, match=r"dropout .*p differs"):
+                dt.dropout(x, 0.25 * (1 + mesh.rank))
+
+    simulate(2, program, timeout=60)
+
+
+def test_seeds_and_axes_that_differ_between_ranks_are_refused_on_all():
+    def program():
+        mesh = da.init_device_mesh((2, 1), ("dp", "tp"))
+        with pytest.raises(MismatchError, match=r"seed differs .*rank 0: 0; rank 1: 1"):
+            dt.manual_seed(mesh.rank, mesh)
+        with pytest.raises(MismatchError, match="differ differs"):
+            dt.manual_seed(3, mesh, differ=("dp", "tp")[mesh.rank])
+        with pytest.raises(ArgumentError, match=r"rank 1.* seed=-1 must be"):
+            dt.manual_seed(-mesh.rank, mesh)
+        assert dt.manual_seed(3, mesh) == 3
 
     simulate(2, program, timeout=60)
 

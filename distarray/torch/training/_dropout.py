@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from distarray.comm import _memory, pause_logs
+from distarray.core import _replicas
 from distarray.errors import ArgumentError, MismatchError
 from distarray.layout import Layout
 from distarray.random import fill_floats
@@ -48,7 +49,8 @@ def dropout(
     x
         This rank's block.
     p
-        Probability of an item to be zeroed; the others are divided by 1 - p.
+        Probability of an item to be zeroed; the others are divided by 1 - p. The same on every
+        rank, which ``DISTARRAY_CHECK=1`` compares.
     training
         With False ``x`` is returned as it is, and no key is drawn.
     inplace
@@ -94,7 +96,9 @@ def drop_as(
     axes = _masked_axes(kind, x.ndim)
     key = draw_key()
     if layout is not None and any(layout.sharding_axes(axis) for axis in range(axes, x.ndim)):
-        _check_alike(layout, key)
+        _check_alike(layout, key, p)
+    elif layout is not None and _replicas.checked:
+        _replicas.compare(layout.mesh, "dropout", {"p": p})
     alpha = issubclass(kind, nn.AlphaDropout | nn.FeatureAlphaDropout)
     if not 0 <= p <= 1:
         raise ArgumentError(f"p={p} is no probability; it must be between 0 and 1")
@@ -139,14 +143,17 @@ def _mask(x: torch.Tensor, layout: Layout | None, axes: int, key: Key, p: float)
     return keep_mask((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p, x)
 
 
-def _check_alike(layout: Layout, key: Key) -> None:
-    """Raise where ranks drew other keys."""
+def _check_alike(layout: Layout, key: Key, p: float) -> None:
+    """Raise where ranks drew other keys, or drop with another probability."""
     mesh: Any = layout.mesh
     comm = mesh.communicator()
-    told = np.empty(2 * comm.size, np.int64)
+    mine = np.array([*key, np.float64(p).view(np.int64)], np.int64)
+    told = np.empty(mine.size * comm.size, np.int64)
     with pause_logs():
-        comm.all_gather(np.array(key, np.int64), told)
-    if (told.reshape(-1, 2) != key).any():
+        comm.all_gather(mine, told)
+    others = told.reshape(-1, mine.size)
+    _replicas.refuse(mesh, "dropout", "p", [str(one) for one in others[:, 2].view(np.float64)])
+    if (others != mine).any():
         raise MismatchError(
             f"channels of {layout} are zeroed as a whole, but the ranks that share them drew other "
             "random numbers; seed all alike by dt.manual_seed(seed, mesh), and leave "
