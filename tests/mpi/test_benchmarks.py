@@ -75,8 +75,10 @@ def test_sharded_contenders_compute_the_same_and_hold_their_share() -> None:
         assert held["parameters"] == held["gradients"] == shared
         assert held["optimizer"] - 2 * shared < 1000
         # The pool rounds up by an eighth at most. All groups, or one and the one that comes next,
-        # which a thread in the background begins to gather when it gets a core:
+        # which a thread in the background begins to gather when it gets a core. Between nodes the
+        # last to be gathered arrives in a second buffer of its size:
         fewest, most = (1, 2) if reshard else (4, 4)
+        most += not da.default_mesh().communicator().reaches_all("cpu")
         assert fewest * group <= held[fsdp_memory.FORWARD] <= most * group * 9 / 8
 
 
