@@ -29,7 +29,7 @@ from distarray.linalg._factorizations import (
     svdvals,
 )
 from distarray.linalg._low_rank import svd_lowrank
-from distarray.linalg._lu import lu_factor, lu_solve
+from distarray.linalg._lu import lu, lu_factor, lu_solve
 from distarray.linalg._norms import cond, matrix_norm, matrix_rank, norm, vector_norm
 from distarray.linalg._products import (
     cross,
@@ -55,6 +55,7 @@ from distarray.linalg.iterative import (
     cg,
     eigsh,
     gmres,
+    lobpcg,
     lsqr,
     minres,
     power_iteration,
@@ -64,11 +65,11 @@ from distarray.ops import LinAlgError, matmul, matrix_transpose, tensordot, vecd
 
 __all__ = [
     "LinAlgError", "bicgstab", "cg", "cho_factor", "cho_solve", "cholesky", "cond", "cross", "det",
-    "diagonal", "eig", "eigh", "eigsh", "eigvals", "eigvalsh", "expm", "gmres", "inv", "lsqr",
-    "lstsq", "lu_factor", "lu_solve", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "minres", "multi_dot", "norm", "outer", "pinv", "power_iteration", "qr",
-    "slogdet", "solve", "solve_triangular", "svd", "svd_lowrank", "svds", "svdvals", "tensordot",
-    "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
+    "diagonal", "eig", "eigh", "eigsh", "eigvals", "eigvalsh", "expm", "gmres", "inv", "lobpcg",
+    "lsqr", "lstsq", "lu", "lu_factor", "lu_solve", "matmul", "matrix_norm", "matrix_power",
+    "matrix_rank", "matrix_transpose", "minres", "multi_dot", "norm", "outer", "pinv",
+    "power_iteration", "qr", "slogdet", "solve", "solve_triangular", "svd", "svd_lowrank", "svds",
+    "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -11,6 +11,7 @@ below those that have been pivots.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -321,7 +322,7 @@ def _spec(op: Op, call: Call) -> Layouts:
     grid = Grid(source, width)
     columns = grid.count * width
     sends, inputs = [*grid.sent(columns, width)], [grid.row_layout(source)]
-    if op is tile_factor:
+    if op in _KEEPING:
         return Layouts((*inputs,), source, (*sends, (inputs[0], source, True)))
     if op is tile_slogdet:
         whole = Layout(source.mesh, [Replicate()] * source.mesh.ndim, ())
@@ -386,7 +387,7 @@ def _bind(step: Step) -> Callable[..., Any]:
         device = _backend.device_of(block)
         tiles = grid.deal(_backend.to_host(block), square, width, dtype)
         grid.set_diagonal(tiles, grid.length)
-        if step.op in (tile_slogdet, tile_factor):
+        if step.op in (tile_slogdet, *_KEEPING):
             right, each = tiles[:, :0], width
         elif step.op is tile_inv:
             right, each = grid.identity(square, dtype), width
@@ -394,7 +395,7 @@ def _bind(step: Step) -> Callable[..., Any]:
             columns = rows.shape[1]
             each = right_width(grid, columns)
             right = grid.deal(_backend.to_host(others[0]), columns, each, dtype)
-        keeps = step.op is tile_factor
+        keeps = step.op in _KEEPING
         elimination = Elimination(grid, tiles, right, number, step, keeps)
         with np.errstate(all="ignore"):  # as in LAPACK
             is_regular = elimination.run()
@@ -402,9 +403,9 @@ def _bind(step: Step) -> Callable[..., Any]:
                 found = elimination.determinant() if is_regular else (0, -np.inf)
                 pairs = zip(found, step.result, strict=True)
                 return tuple(_backend.asarray(np.asarray(*pair), device) for pair in pairs)
-            if keeps and not is_regular:
+            if step.op is tile_factor and not is_regular:
                 warn_of_singular()
-            elif not is_regular:
+            elif not (keeps or is_regular):
                 raise LinAlgError(f"{step.op.name}: Singular matrix")
             order = elimination.order() if keeps else None
             solutions = [elimination.triangles() if keeps else elimination.substitute()]
@@ -445,6 +446,8 @@ tile_slogdet = Op(
 tile_factor = Op(
     "lu_factor", _rows_and_orders, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs_of_factors
 )
+tile_lu = replace(tile_factor, name="lu")
+_KEEPING = tile_factor, tile_lu
 """Their static argument is the width of a tile; matrices are square, and have the same rows.
 
 Of `tile_factor` rows are where those of the matrix were, beside the order of the pivots and the

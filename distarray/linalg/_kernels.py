@@ -42,7 +42,7 @@ def _scipy(name: str, dtype: Any) -> Callable[..., Any] | None:
     limit_openblas()  # SciPy has one of its own
     if name == "quick trsm":
         return get_blas_funcs("trsm", dtype=dtype)
-    module = cython_lapack if name == "getrf" else cython_blas
+    module = cython_lapack if name in ("getrf", "laswp") else cython_blas
     letters = {"f": "s", "d": "d", "F": "c", "D": "z"}
     capsule = module.__pyx_capi__.get(letters.get(np.dtype(dtype).char, "") + name)
     if capsule is None:
@@ -171,6 +171,13 @@ def _solve_leaf(triangle: np.ndarray, x: np.ndarray, lower: bool, unit: bool) ->
             x[...] = np.linalg.solve(triangle, x)
         except np.linalg.LinAlgError:  # NaN or what underflows makes a pivot 0: in one process
             _solve_by_rows(triangle, x, lower)
+    elif x.shape[1] == 1 and (trsv := _scipy("trsv", x.dtype)) is not None:
+        letter, distance, triangle = _as_fortran(triangle)  # read once, as it is more than all else
+        half = b"U" if lower == (letter == b"N") else b"L"
+        column = x[:, 0] if x.flags.c_contiguous else np.ascontiguousarray(x[:, 0])
+        modes = half, b"T" if letter == b"N" else b"N", b"U" if unit else b"N"
+        _call(trsv, *modes, len(x), triangle, distance, column, 1)
+        x[:, 0] = column
     elif x.size:
         x_letter, x_distance, solved = _as_fortran(x)
         letter, distance, triangle = _as_fortran(triangle)
@@ -201,9 +208,9 @@ def eliminate_panel(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pivots = np.empty(min(panel.shape), np.int32)
         _call(getrf, height, width, triangles, height, pivots, np.empty(1, np.int32))
         if not _has_skipped(triangles):
-            for k, pivot in enumerate((pivots - 1).tolist()):
-                order[k], order[pivot] = order[pivot], order[k]
-            return triangles, order
+            own = np.arange(height, dtype=np.int32)  # rows that are left stay where they come to be
+            own[: len(pivots)] = pivots - 1
+            return triangles, order_of(own)
     panel = panel.copy()
     for start in range(0, min(panel.shape), PANEL_LEAF):
         stop = min(start + PANEL_LEAF, height, width)
@@ -217,6 +224,19 @@ def eliminate_panel(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         solve_triangle(panel[start:stop, start:stop], rest, lower=True, unit=True)
         panel[stop:, stop:] -= panel[stop:, start:stop] @ rest
     return panel, order
+
+
+def order_of(pivots: np.ndarray) -> np.ndarray:
+    """Return the order into which interchanges, one for each row, bring rows."""
+    size, swap = len(pivots), _scipy("laswp", np.float64)
+    if swap is not None and size:
+        rows = np.arange(float(size))
+        _call(swap, 1, rows, size, 1, size, np.add(pivots, 1, dtype=np.int32, casting="unsafe"), 1)
+        return rows.astype(np.int64)
+    order = [*range(size)]
+    for k, row in enumerate(pivots.tolist()):
+        order[k], order[row] = order[row], order[k]
+    return np.array(order, np.int64)
 
 
 def _has_skipped(triangles: np.ndarray) -> bool:

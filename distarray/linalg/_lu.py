@@ -6,30 +6,47 @@ the order of the pivots afterwards.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from distarray.core import (
     BaseArray,
     check_distributed,
+    check_flag,
     describe,
     normalize_operands,
     register,
     run,
 )
 from distarray.errors import ArgumentError
+from distarray.layout import Replicate, Shard
 from distarray.linalg import _tiles
+from distarray.linalg._blocks import cut_as
 from distarray.linalg._elimination import (
     check_right_hand_side,
     interchanges,
     tile_factor,
+    tile_lu,
     warn_of_singular,
 )
-from distarray.linalg._kernels import eliminate_panel
-from distarray.linalg._tiles import takes_tiles
+from distarray.linalg._kernels import eliminate_panel, order_of
+from distarray.linalg._tiles import is_large, takes_tiles
 from distarray.linalg._triangles import read_trans, solve_triangles, solve_triangular
-from distarray.ops import Axes, argsort, give_values, take, whole_axes
+from distarray.ops import (
+    Axes,
+    arange,
+    argsort,
+    astype,
+    concat,
+    equal,
+    fill_diagonal,
+    give_values,
+    take,
+    tril,
+    triu,
+    whole_axes,
+)
 
 
 def _factor(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -52,10 +69,7 @@ def _order(pivots: np.ndarray) -> np.ndarray:
         raise np.linalg.LinAlgError("pivots are no rows of the matrix")
     found = np.empty(pivots.shape, np.int64)
     for at in np.ndindex(pivots.shape[:-1]):
-        rows = [*range(size)]
-        for k, row in enumerate(pivots[at].tolist()):
-            rows[k], rows[row] = rows[row], rows[k]
-        found[at] = rows
+        found[at] = order_of(pivots[at])
     return found
 
 
@@ -76,6 +90,29 @@ def _solve(lu: np.ndarray, pivots: np.ndarray, b: np.ndarray, *, trans: int) -> 
     return np.take_along_axis(x, order, -2) if trans else x
 
 
+def _decompose(block: np.ndarray, *, form: str) -> tuple[np.ndarray, ...]:
+    """Return triangles of batches of matrices, and what brings their rows back, in one process."""
+    rows, columns = block.shape[-2:]
+    dtype = np.linalg.inv(np.empty((0, 1, 1), block.dtype)).dtype
+    packed, order = np.array(block, dtype), np.empty(block.shape[:-1], np.int64)
+    with np.errstate(all="ignore"):  # as in LAPACK
+        for at in np.ndindex(packed.shape[:-2]):
+            packed[at], order[at] = eliminate_panel(packed[at])
+    size = min(rows, columns)
+    places = order.argsort(axis=-1)
+    lower, upper = np.tril(packed[..., :size], -1), np.triu(packed[..., :size, :])
+    lower[..., range(size), range(size)] = 1
+    if form == "permute_l":
+        return np.take_along_axis(lower, places[..., None], -2), upper
+    if form == "p_indices":
+        return places.astype(np.int32), lower, upper
+    return (places[..., None] == np.arange(rows)).astype(upper.real.dtype), lower, upper
+
+
+_FORMS: Final = {"p": "ij->il,ik,kj", "p_indices": "ij->i,ik,kj", "permute_l": "ij->ik,kj"}
+"""What `lu` returns: axes, by what its arguments ask for."""
+
+_decompose_whole = whole_axes("lu", _decompose)
 _factor_whole = whole_axes("lu_factor", _factor)
 _order_whole = whole_axes("lu_solve", _order, fails=True)
 _solve_whole = whole_axes("lu_solve", _solve, fails=True)
@@ -133,6 +170,87 @@ def lu_factor(a: Any) -> tuple[Any, Any]:
         return lu, pivots
     rows, order, pivots = run(tile_factor, (a,), _tiles.tile_width(a))
     return take(rows, order, axis=0), pivots
+
+
+def lu(a: Any, permute_l: bool = False, *, p_indices: bool = False) -> tuple[Any, ...]:
+    """Return matrices as products `p @ l @ u` of a permutation and two triangles.
+
+    Parameters
+    ----------
+    a : DistArray
+        Of shape (..., m, n); k = min(m, n).
+    permute_l : bool
+        Return `p @ l` instead of `p` and `l`.
+    p_indices : bool
+        Return `p` as indices, with `a = l[p] @ u`.
+
+    Returns
+    -------
+    p : DistArray
+        Of shape (..., m, m), or (..., m), int32; not with `permute_l`.
+    l : DistArray
+        Of shape (..., m, k), a lower triangle whose diagonal is 1, or that with rows in the order
+        of those of `a`. Cut as the rows of `a` are, where it is large as `a` is.
+    u : DistArray
+        Of shape (..., k, n), an upper triangle. Cut as the columns of `a` are, where it is large as
+        `a` is.
+
+    Raises
+    ------
+    LinAlgError
+        If `a` has less than two axes.
+    ImplicitCommunicationError
+        If one of several matrices that are cut is larger than 128 MiB, or one of more rows than
+        columns.
+
+    Notes
+    -----
+    Distribution: that of `lu_factor`, and twice the rows of `l` with `permute_l`. Of a matrix of
+    more columns than rows the others are multiplied as by `solve_triangular`. One of more rows, up
+    to 128 MiB, is collected. Peak memory: five blocks, and two panels of 256 columns. Pivots may
+    differ from LAPACK's.
+
+    Examples
+    --------
+    >>> import distarray as da
+    >>> p, l, u = da.linalg.lu(da.asarray([[1.0, 2.0], [4.0, 4.0]]))
+    >>> print(l)
+    [[1.   0.  ]
+     [0.25 1.  ]]
+    >>> print(u)
+    [[4. 4.]
+     [0. 1.]]
+    >>> print(p)
+    [[0. 1.]
+     [1. 0.]]
+    """
+    permute_l = check_flag("lu", "permute_l", permute_l)
+    p_indices = check_flag("lu", "p_indices", p_indices)
+    check_distributed("lu", a)
+    form = "permute_l" if permute_l else "p_indices" if p_indices else "p"
+    if not is_large(a, _tiles.WHOLE_BYTES) or a.shape[0] > a.shape[1]:
+        return tuple(run(_decompose_whole, (a,), Axes(_FORMS[form], (("form", form),))))
+    rows, columns = a.shape
+    if rows < columns:
+        places, lower, first = lu(a[:, :rows], p_indices=True)
+        rest = take(a[:, rows:], argsort(places), axis=0)
+        rest = solve_triangular(lower, rest, lower=True, unit_diagonal=True)
+        upper = cut_as(concat([first, rest], axis=1), a)
+    else:
+        found, order, _ = run(tile_lu, (a,), _tiles.tile_width(a))
+        found = take(found, order, axis=0)
+        lower, upper, places = tril(found, -1), triu(found), argsort(order)
+        fill_diagonal(lower, 1)
+    if permute_l:
+        return take(lower, places, axis=0), upper
+    if p_indices:
+        return astype(places, np.int32), lower, upper
+    lines, across = (
+        [Shard(0) if one == Shard(axis) else Replicate() for one in a.placements] for axis in (0, 1)
+    )
+    numbers = arange(rows, mesh=a.mesh, placements=across)
+    is_place = equal(places.redistribute(lines)[:, None], numbers)
+    return astype(is_place, upper.real.dtype), lower, upper
 
 
 def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
@@ -200,5 +318,5 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
     return solve_triangular(lu, solve_triangular(lu, b, lower=True, unit_diagonal=True))
 
 
-for _function in (lu_factor, lu_solve):
+for _function in (lu, lu_factor, lu_solve):
     register(_function, room="linalg")

@@ -10,7 +10,7 @@ import pytest
 
 import distarray as da
 from distarray.comm import CommLog
-from distarray.errors import ArgumentError, ShapeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Replicate, Shard
 from distarray.linalg import _kernels, _tiles
 from distarray.testing import simulate
@@ -108,6 +108,19 @@ def test_batches_broadcast_as_those_of_solve(trans: int) -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("without", [False, True])
+def test_interchanges_are_an_order(without: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if without:
+        monkeypatch.setattr(_kernels, "_scipy", lambda *_: None)
+    for n in (0, 1, 7, 600):
+        pivots = np.random.default_rng(n).integers(np.arange(n), n) if n else np.zeros(0, int)
+        rows = np.arange(n)
+        for k, row in enumerate(pivots):
+            rows[[k, row]] = rows[[row, k]]
+        for dtype in (np.int32, np.int64, np.uint16):
+            np.testing.assert_array_equal(_kernels.order_of(pivots.astype(dtype)), rows)
+
+
 @pytest.mark.parametrize("trans", [0, 1, 2])
 @pytest.mark.usefixtures("_least")
 def test_pivots_may_be_plain_or_of_another_order_for_each_batch(trans: int) -> None:
@@ -141,6 +154,97 @@ def test_factors_of_small_matrices_are_scipys() -> None:
         np.testing.assert_allclose(np.asarray(x), solution)
 
     on_ranks(program)
+
+
+SHAPES = [
+    (7, 12),
+    (12, 7),
+    (1, 1),
+    (0, 3),
+    (3, 0),
+    (2, 5, 5),
+    (2, 3, 5, 4),
+    (9, 7),
+    (23, 23),
+    (23, 50),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128, np.int32])
+@pytest.mark.usefixtures("_least")
+def test_matrices_are_products_of_a_permutation_and_triangles(
+    shape: tuple[int, ...], dtype: Any, request: Any
+) -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    value = (10 * draw(*shape, dtype=dtype if dtype != np.int32 else float)).astype(dtype)
+    theirs = linalg.lu(value)
+    eps, name = 100 * np.finfo(theirs[1].dtype).eps, request.node.name
+
+    def program() -> None:
+        for mesh_shape, placements in (
+            ((4,), [Shard(0)]),
+            ((4,), [Shard(1)]),
+            ((4,), [da.Partial()]),
+            ((2, 2), [Shard(1), Shard(0)]),
+            ((2, 2), [Replicate(), Shard(1)]),
+        ):
+            mesh = da.init_device_mesh(mesh_shape)
+            x = da.distribute_array(value, mesh, placements, src=None)
+            a, found = np.asarray(x), da.linalg.lu(x)
+            p, lower, upper = map(np.asarray, found)
+            for ours, other in zip((lower, upper), theirs[1:], strict=True):
+                assert (ours.shape, ours.dtype) == (other.shape, other.dtype)
+            np.testing.assert_allclose(p @ lower @ upper, a, atol=eps * 100)
+            np.testing.assert_array_equal(lower, np.tril(lower))
+            np.testing.assert_array_equal(upper, np.triu(upper))
+            assert (lower.diagonal(axis1=-2, axis2=-1) == 1).all()
+            assert (p.sum(-1) == 1).all()
+            assert (p.sum(-2) == 1).all()
+            joined, again = map(np.asarray, da.linalg.lu(x, permute_l=True))
+            np.testing.assert_array_equal(joined, p @ lower)
+            np.testing.assert_array_equal(again, upper)
+            places, lower, _ = map(np.asarray, da.linalg.lu(x, p_indices=True))
+            assert (places.shape, places.dtype) == (a.shape[:-1], np.int32)
+            np.testing.assert_array_equal(np.take_along_axis(lower, places[..., None], -2), joined)
+            if shape in SHAPES[-2:] and da.Partial() not in placements and "tiles" in name:
+                assert found[1].placements == found[2].placements == tuple(placements)
+
+    simulate(RANKS, program)
+
+
+def test_triangles_of_small_matrices_are_scipys() -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    singular = draw(6, 6)
+    singular[:, 2] = 0
+    for value in (draw(9, 9), draw(5, 8), draw(8, 5), draw(3, 4, 4), singular):
+        wanted = linalg.lu(value), linalg.lu(value, True), linalg.lu(value, p_indices=True)
+
+        def program(value: np.ndarray = value, wanted: Any = wanted) -> None:
+            x = da.asarray(value)
+            found = da.linalg.lu(x), da.linalg.lu(x, True), da.linalg.lu(x, p_indices=True)
+            for ours, theirs in zip(found, wanted, strict=True):
+                for one, other in zip(ours, theirs, strict=True):
+                    np.testing.assert_array_equal(np.asarray(one), other)
+
+        on_ranks(program)
+
+
+def test_no_process_receives_a_matrix_for_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(_tiles, "WIDTH", 16)
+    n = 256
+    a = draw(n, n)
+
+    def program() -> None:
+        x = da.distribute_array(a, da.init_device_mesh((RANKS,)), [Shard(0)], src=None)
+        for arguments, most in (((), 4), ((True,), 5)):
+            with CommLog() as log:
+                da.linalg.lu(x, *arguments)
+            assert log.bytes() < most * x.to_local().nbytes
+
+    simulate(RANKS, program)
+    da.testing.reset()
 
 
 @pytest.mark.usefixtures("_least")
@@ -226,5 +330,13 @@ def test_wrong_arguments_are_refused_on_every_rank() -> None:
             da.linalg.lu_factor(da.ones((4, 3)))
         with pytest.raises(da.linalg.LinAlgError):
             da.linalg.lu_factor(da.ones(4))
+        with pytest.raises(da.linalg.LinAlgError, match="at least 2 axes"):
+            da.linalg.lu(da.ones(4))
+        with pytest.raises(DTypeError, match="float16"):
+            da.linalg.lu(da.ones((4, 4), dtype=np.float16))
+        with pytest.raises(ArgumentTypeError, match="lu"):
+            da.linalg.lu(np.eye(3))
+        with pytest.raises(ArgumentTypeError, match="p_indices"):
+            da.linalg.lu(da.eye(3), p_indices=np.ones(2))
 
     on_ranks(program)
