@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import scipy.linalg as scipy_linalg
 import scipy.sparse as sparse
 import scipy.sparse.linalg as scipys
 from hypothesis import given, settings
@@ -667,6 +668,184 @@ def test_eigenvalues_of_large_and_of_small_numbers_are_found(dtype: Any, scale: 
     simulate(2, program)
 
 
+@pytest.mark.parametrize("generalized", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_block_gradients_find_scipys_eigenvalues(ranks: int, dtype: Any, generalized: bool) -> None:
+    n, k = 40, 3
+    a = matrix(n, dtype, "definite")
+    b = matrix(n, dtype, "definite", seed=1) if generalized else np.eye(n, dtype=dtype)
+    start = np.random.default_rng(2).normal(size=(n, k)).astype(dtype)
+    values = scipy_linalg.eigh(a, b, eigvals_only=True)
+    tol = 2e-3 if dtype is np.float32 else 1e-7
+
+    def program() -> None:
+        mesh = da.default_mesh()
+        for placement in (da.Shard(0), da.Shard(1), da.Replicate()):
+            x = da.distribute_array(start, mesh, [placement], src=None)
+            for largest, wanted in ((True, values[: -k - 1 : -1]), (False, values[:k])):
+                for m in (None, np.linalg.inv(a)):
+                    w, v = da.linalg.lobpcg(
+                        a, x, b if generalized else None, m, tol=tol, maxiter=200, largest=largest
+                    )
+                    assert (w.dtype, v.dtype) == (a.real.dtype, a.dtype)
+                    assert v.placements == (
+                        (da.Shard(0),) if placement == da.Shard(1) else (placement,)
+                    )
+                    w, v = np.asarray(w), np.asarray(v)
+                    np.testing.assert_allclose(w, wanted, rtol=1e-3 if tol > 1e-3 else 1e-9)
+                    products = v.conj().T @ b @ v
+                    np.testing.assert_allclose(products, np.eye(k), atol=100 * np.finfo(dtype).eps)
+                    assert (np.linalg.norm(a @ v - b @ v * w, axis=0) <= 1.5 * tol).all()
+
+    simulate(ranks, program)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_block_gradients_need_as_many_images_as_scipys(largest: bool) -> None:
+    n, k = 200, 4
+    start = np.random.default_rng(1).normal(size=(n, k))
+    exact = 2.1 - 2 * np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
+    solve = sparse.linalg.splu(poisson(n).tocsc()).solve
+    options: dict[str, Any] = {"tol": 1e-6, "maxiter": 300, "largest": largest}
+    counts: list[Any] = []
+
+    def counted(x: Any) -> Any:
+        counts.append(x.shape[-1])
+        return poisson(n) @ x
+
+    theirs = scipys.LinearOperator((n, n), matvec=counted, matmat=counted, dtype=float)
+    inverse = scipys.LinearOperator((n, n), matvec=solve, matmat=solve, dtype=float)
+    scipys.lobpcg(theirs, start.copy(), M=None if largest else inverse, **options)
+
+    def program() -> None:
+        own: list[Any] = []
+
+        def apply(x: Any) -> Any:
+            own.append(x.shape[-1])
+            return stencil(x)
+
+        def precondition(x: Any) -> Any:
+            return da.asarray(solve(np.array(x)), mesh=x.mesh, placements=x.placements)
+
+        with CommLog() as log:
+            w, v = da.linalg.lobpcg(
+                apply, da.asarray(start), M=None if largest else precondition, **options
+            )
+        assert sum(own) <= 1.1 * sum(counts) + 2 * k
+        iterations = len(own) - 2
+        assert log.count("all_reduce") <= 3 * iterations + 8
+        wanted = np.sort(exact)[::-1][:k] if largest else np.sort(exact)[:k]
+        np.testing.assert_allclose(np.asarray(w), wanted, rtol=1e-8)
+        assert v.layout == da.asarray(start).layout
+
+    simulate(3, program)
+
+
+def test_block_gradients_take_operators_of_any_kind_and_vectors_of_any_shape() -> None:
+    d = np.arange(1.0, 25).reshape(4, 6)
+    start = np.random.default_rng(3).normal(size=(4, 6, 2))
+
+    def program() -> None:
+        x, weights = da.asarray(start), da.asarray(d)[..., None]
+        w, v = da.linalg.lobpcg(lambda x: weights * x, x, maxiter=100, tol=1e-8)
+        np.testing.assert_allclose(np.asarray(w), [24, 23], rtol=1e-12)
+        assert v.shape == (4, 6, 2)
+        np.testing.assert_allclose(abs(np.asarray(v[3, 5])), [1, 0], atol=1e-7)
+        columns = da.reshape(x, (24, 2))
+        line = da.reshape(da.asarray(d), (-1,))
+        for one in (
+            da.diag(line),
+            np.diag(d.reshape(-1)),
+            SimpleNamespace(matvec=lambda x: line * x, shape=(24, 24)),
+            SimpleNamespace(
+                matvec=lambda x: 1 / 0, matmat=lambda x: line[:, None] * x, shape=(24, 24)
+            ),
+        ):
+            w, _ = da.linalg.lobpcg(one, columns, largest=False, tol=1e-8, maxiter=100)
+            np.testing.assert_allclose(np.asarray(w), [1, 2], rtol=1e-12)
+        w, v = da.linalg.lobpcg(da.diag(line[:4]), da.eye(4), largest=False)  # all there are
+        np.testing.assert_allclose(np.asarray(w), [1, 2, 3, 4])
+
+    simulate(2, program)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), SCALES)
+def test_block_gradients_of_large_and_of_small_numbers(dtype: Any, scale: float) -> None:
+    n = 60
+    a = (matrix(n, np.float64, "definite") * scale).astype(dtype)
+    values = np.linalg.eigvalsh(matrix(n, np.float64, "definite"))
+    start = (np.random.default_rng(0).normal(size=(n, 2)) * scale).astype(dtype)
+    tol = 3e3 * tolerance(dtype) * scale
+
+    def program() -> None:
+        w, v = da.linalg.lobpcg(da.asarray(a), da.asarray(start), tol=tol, maxiter=200)
+        found = np.asarray(w, float) / scale
+        np.testing.assert_allclose(found, values[:-3:-1], rtol=3e3 * tolerance(dtype))
+        np.testing.assert_allclose(np.linalg.norm(np.asarray(v), axis=0), 1, rtol=1e-5)
+
+    simulate(2, program)
+
+
+def test_block_gradients_that_do_not_end_say_so_and_others_raise() -> None:
+    d = np.arange(1.0, 31)
+    start = np.random.default_rng(0).normal(size=(30, 2))
+    twice = np.repeat(start[:, :1], 2, axis=1)
+
+    def program() -> None:
+        x, linalg = da.asarray(start), da.linalg
+        with pytest.raises(np.linalg.LinAlgError, match="not independent"):
+            linalg.lobpcg(np.diag(d), da.asarray(twice))
+        with pytest.raises(np.linalg.LinAlgError, match="not independent"):
+            linalg.lobpcg(np.diag(d), x * 0)
+        with pytest.raises(np.linalg.LinAlgError, match="positive definite"):
+            linalg.lobpcg(np.diag(d), x, B=-np.eye(30))
+        for broken in ({"A": lambda x: x * np.nan}, {"M": lambda x: x * np.inf}):
+            with pytest.raises(np.linalg.LinAlgError, match="not finite"):
+                linalg.lobpcg(**{"A": np.diag(d), "X": x, **broken})
+        for item in (np.inf, np.nan):
+            with pytest.raises(np.linalg.LinAlgError, match="X has items that are not finite"):
+                linalg.lobpcg(np.diag(d), x * item)
+        for message, error, call in (
+            ("does not take Y=", ArgumentError, lambda: linalg.lobpcg(np.diag(d), x, Y=x)),
+            ("tol=-1", ArgumentError, lambda: linalg.lobpcg(np.diag(d), x, tol=-1)),
+            ("maxiter=-2", ArgumentError, lambda: linalg.lobpcg(np.diag(d), x, maxiter=-2)),
+            ("X of shape", ShapeError, lambda: linalg.lobpcg(np.diag(d), x[:, 0])),
+            ("X of shape", ShapeError, lambda: linalg.lobpcg(np.diag(d), x[:, :0])),
+            ("X of shape", ShapeError, lambda: linalg.lobpcg(np.diag(d), x.T)),
+            ("A has shape", ShapeError, lambda: linalg.lobpcg(np.diag(d[1:]), x)),
+            ("what B returned", ShapeError, lambda: linalg.lobpcg(np.diag(d), x, lambda x: x[1:])),
+            ("is of complex", DTypeError, lambda: linalg.lobpcg(lambda x: 1j * x, x)),
+            ("lobpcg", ArgumentTypeError, lambda: linalg.lobpcg(np.diag(d), start)),
+        ):
+            with pytest.raises(error, match=message):
+                call()
+
+    simulate(2, program)
+    with pytest.warns(UserWarning, match="after 3 iterations residuals are up to"):
+        da.linalg.lobpcg(np.diag(d), da.asarray(start), maxiter=3, tol=1e-9)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("generalized", [False, True])
+def test_memory_of_block_gradients_is_what_they_say(generalized: bool) -> None:
+    k = 3
+    value = np.random.default_rng(0).normal(size=(30_000, k))
+    scale = np.linspace(1, 2, len(value) // 2)[:, None]
+
+    def call(x: Any) -> Any:
+        def apply(x: Any) -> Any:
+            return da.map_blocks(lambda block: block * scale, x)
+
+        b = apply if generalized else None
+        return da.linalg.lobpcg(apply, x, b, tol=1e3, maxiter=3)[1]
+
+    with mock.patch.object(_vectors, "_PASS_BYTES", 1 << 16):
+        blocks = 9 if generalized else 6
+        # One of them is the solution, and the operator makes another.
+        assert peak_memory.scratch(call, value, 2) <= blocks + 2 + 1 - 1 + 0.3
+
+
 def test_power_iteration_finds_the_largest_eigenvalue() -> None:
     d = np.array([1.0, -5, 3, 2, 0, 4])
 
@@ -799,7 +978,7 @@ def test_memory_is_that_of_as_many_vectors_as_it_says(
         assert peak_memory.scratch(call, value, 2) <= vectors - 1 + 1 + 0.3
 
 
-@pytest.mark.parametrize("name", [*SQUARE, "lsqr", "eigsh", "power_iteration"])
+@pytest.mark.parametrize("name", [*SQUARE, "lsqr", "eigsh", "lobpcg", "power_iteration"])
 def test_copies_of_a_solution_are_one_where_processes_round_otherwise(name: str) -> None:
     a = matrix(12, np.float64)
 
@@ -814,6 +993,10 @@ def test_copies_of_a_solution_are_one_where_processes_round_otherwise(name: str)
         operator = SimpleNamespace(matvec=apply, rmatvec=apply, shape=(12, 12), dtype=a.dtype)
         if name == "eigsh":
             found = solver(operator, k=2, v0=b)[1]
+        elif name == "lobpcg":
+            operator.matmat = lambda x: da.stack([apply(x[:, i]) for i in range(x.shape[1])], -1)
+            x = da.arange(1.0, 13.0, placements=[da.Replicate()])[:, None]
+            found = solver(operator, x, tol=1e3)[1]
         elif name == "power_iteration":
             found = solver(operator, v0=b)[1]
         else:

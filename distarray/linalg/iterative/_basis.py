@@ -89,6 +89,16 @@ class Basis:
                     sums[count] += space.project(piece[None], piece)[0]
         return list(sums)
 
+    def subtract(self, places: slice, coefficients: Any) -> None:
+        """Subtract from some rows combinations of those before, one for each column of a matrix."""
+        space = self.space
+        weights = np.ascontiguousarray(np.array(coefficients, space.dtype).T)
+        weights = _backend.asarray(weights, _backend.device_of(self.rows))
+        count, rows = weights.shape
+        with np.errstate(all="ignore"):
+            for tile in space.tiles(rows + count):
+                self.rows[places, tile] -= weights @ self.rows[:rows, tile]
+
     def combine(self, coefficients: Any, target: Buffer) -> None:
         """Put the sum of the first rows, times coefficients, into a block."""
         space = self.space

@@ -27,7 +27,7 @@ _PIECE: Final = 8192
 """Items of a product. OpenBLAS shares more than 10,000 among threads, which meet at each tile: on
 cores that are busy that took 50 times as long."""
 
-_ORDINARY_VECTOR: Final = 8
+ORDINARY_VECTOR: Final = 8
 """A vector is ordinary whose size has no exponent above a part of the largest one, and below its
 negative; and so is """
 ORDINARY_IMAGE: Final = 4
@@ -139,10 +139,10 @@ class Space:
         Its product with itself must be known; it tells at once of ordinary vectors. Returned are
         the block, the exponent of the power, and the product of the result.
         """
-        limit = 4.0 ** (np.finfo(self.dtype).maxexp // _ORDINARY_VECTOR)
+        limit = 4.0 ** (np.finfo(self.dtype).maxexp // ORDINARY_VECTOR)
         if 1 / limit <= square <= limit:
             return block, 0, square
-        exponent = exponent_of(self.largest(block), self.dtype, _ORDINARY_VECTOR)
+        exponent = exponent_of(self.largest(block), self.dtype, ORDINARY_VECTOR)
         if exponent:
             block = times_power(block, exponent)
             square = self.multiply((block, block))[0].real
@@ -217,6 +217,15 @@ class Space:
             return np.zeros(len(basis), self.wide)
         found = basis @ x if self.dtype.kind == "f" else (basis @ x.conj()).conj()
         return _backend.to_host(found).astype(self.wide)
+
+    def multiply_rows(self, rows: Buffer, others: Buffer) -> np.ndarray:
+        """Return this process's part of the products of rows, conjugated, and others."""
+        found = np.zeros((len(rows), len(others)), self.wide)
+        if self._counts:
+            with np.errstate(all="ignore"):  # sums tell all processes
+                for tile in self.tiles(len(rows) + len(others)):
+                    found += _backend.to_host(rows[:, tile].conj() @ others[:, tile].T)
+        return found
 
 
 def _multiply(x: Buffer, y: Buffer) -> Any:
