@@ -23,7 +23,7 @@ def documented(*rooms: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for room in rooms:
         for name in getattr(room, "__all__", None) or dir(room):
-            one = inspect.getattr_static(room, name)
+            one = inspect.getattr_static(room, name, None)
             one = getattr(one, "__func__", one)
             ours = (getattr(one, "__module__", None) or "").startswith("distarray")
             is_error = isinstance(one, type) and issubclass(one, Exception)
