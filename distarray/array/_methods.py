@@ -84,7 +84,7 @@ class Methods(BaseArray):
     sort = _method(ops.sort_in_place, "sort")
 
     def conj(self) -> Any:
-        """Return complex conjugates; of dtypes that are not complex the array itself.
+        """Return complex conjugates; of real numbers the array itself.
 
         Examples
         --------
@@ -92,7 +92,7 @@ class Methods(BaseArray):
         >>> print(da.asarray([1 + 2j]).conj())
         [1.-2.j]
         """
-        return ops.conj(self) if self.dtype.kind == "c" else self
+        return self if self.dtype.kind in "biuf" else ops.conj(self)
 
     conjugate = conj
 

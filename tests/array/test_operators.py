@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray.array._array import distribute_array
 from distarray.comm import init_device_mesh
 from distarray.errors import ArgumentError, DTypeError, OutOfRangeError, ShapeError
@@ -276,3 +277,17 @@ def test_negative_power_of_integers_raises_also_on_ranks_without_items() -> None
 
     results = on_ranks(program)
     assert all(said == results[0] for said in results)
+
+
+@pytest.mark.host_only
+def test_only_numbers_have_conjugates() -> None:
+    def program() -> None:
+        for value in (np.arange(3), np.array([True]), np.array([0.5]), np.array([1 + 2j])):
+            np.testing.assert_array_equal(da.asarray(value).conj().full_array(), value.conj())
+        for value in (np.array([1], "m8[h]"), np.array(["a"]), np.array(["2020"], "M8[Y]")):
+            with pytest.raises(TypeError):
+                value.conj()
+            with pytest.raises(DTypeError, match="conj"):
+                da.asarray(value).conj()
+
+    on_ranks(program)

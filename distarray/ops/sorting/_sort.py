@@ -787,7 +787,7 @@ def _check_places(name: str, x: Any, kth: Any, axis: Any, kind: Any) -> None:
     places = np.asarray(plain_buffer(kth, name, objects=True))
     if places.size and (places.dtype.kind not in "iu" or places.ndim > 1):
         raise ArgumentTypeError(f"{name}(kth={describe(kth)}): pass an integer, or a list of them")
-    if any(not -size <= place < size for place in places.reshape(-1).tolist()):
+    if x.size and any(not -size <= place < size for place in places.reshape(-1).tolist()):
         raise ArgumentError(
             f"{name}(kth={describe(kth)}): places of an axis of length {size} are from {-size} to "
             f"{size - 1}"

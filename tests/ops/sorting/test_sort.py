@@ -455,3 +455,16 @@ def test_large_runs_are_merged_by_kernels() -> None:
         agrees(da.argsort(x, descending=True), down)
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0,), (0, 3)])
+def test_nothing_has_any_place_as_in_numpy(shape: tuple[int, ...]) -> None:
+    def program() -> None:
+        x = da.zeros(shape)
+        for kth in (0, 5, -9, (0, 1)):
+            for name in ("partition", "argpartition"):
+                expected = getattr(np, name)(np.zeros(shape), kth)
+                found = getattr(da, name)(x, kth)
+                np.testing.assert_array_equal(found.full_array(), expected, strict=True)
+
+    on_ranks(program)
