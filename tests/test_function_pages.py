@@ -49,7 +49,7 @@ def test_quantiles_send_states_and_gather_what_is_small_alone(name):
     assert function_pages.run(call, few)["sends"] == "gathers"
     for one in (name, f"nan{name}"):
         assert _port.costs()[one] == function_pages.run(call, more)["sends"] == "states"
-        assert f"{GATHERED_BYTES // 1024} KiB" in _port._spelled(one)
+        assert f"{GATHERED_BYTES // 1024} KiB" in _port._note(one)
 
 
 @pytest.mark.parametrize(
