@@ -20,7 +20,7 @@ from distarray.core._spec import Rule, Spec, reduction_spec
 from distarray.core.engine._cache import cache, remember
 from distarray.core.engine._float_errors import text_converts
 from distarray.core.engine._fusion import Node, Pass, current_trace, is_waiting
-from distarray.core.engine._meshes import replicated_layout
+from distarray.core.engine._meshes import device_of, replicated_layout
 from distarray.core.engine._operands import (
     assign,
     broadcast_shape,
@@ -229,7 +229,9 @@ def reduce(
     if initial is not ABSENT:
         initial = _read_initial(op, initial, result_dtype(op, x.dtype, dtype))
     static = (axis, dtype, keepdims, initial is ABSENT and where is True)
-    if initial is not ABSENT and op.combine == "sum" and not reproducible and _is_negative(initial):
+    begins = initial is not ABSENT and op.combine == "sum" and not reproducible
+    # CuPy's sums begin with 0.0.
+    if begins and _is_negative(initial) and device_of(x._layout) == "cpu":
         op, initial = _sum_from(op, initial.dtype, initial.tobytes()), ABSENT
     if out is not None:
         step = step_for(op, (x,), static)

@@ -1212,6 +1212,7 @@ def test_reductions_of_dates_send_results_only(dtype: str) -> None:
     on_ranks(program)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize("name", ["sum", "nansum"])
 @pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "c16"])
 def test_a_sum_begins_with_zero_of_the_sign_that_is_asked_for(name: str, dtype: str) -> None:
