@@ -123,6 +123,9 @@ class Op:
         only where there are items; true if it may refuse values that only some ranks know.
     takes_objects : bool
         Whether plain operands may hold Python objects; the function must make none.
+    is_fresh : bool
+        Whether results never look at the memory of operands, which are not written into either; of
+        ufuncs that is known.
     instead : Op, optional
         What answers for dtypes that this one does not take, or its Partial does not combine.
     reproducible : Op, optional
@@ -156,6 +159,7 @@ class Op:
     plain: Callable[[Op, Sequence[Any], Any], Any] | None = None
     check: Callable[[Sequence[Any]], bool] | None = None
     takes_objects: bool = False
+    is_fresh: bool = False
     instead: Op | None = None
     reproducible: Op | None = None
     quick: Callable[..., Any] | None = None

@@ -14,6 +14,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, Shape
 from distarray.layout import Replicate, Shard
 from distarray.linalg import _kernels, _tiles
 from distarray.testing import simulate
+from tests import peak_memory
 from tests.array.strategies import on_ranks
 
 RANKS = 4
@@ -340,3 +341,14 @@ def test_wrong_arguments_are_refused_on_every_rank() -> None:
             da.linalg.lu(da.eye(3), p_indices=np.ones(2))
 
     on_ranks(program)
+
+
+@pytest.mark.host_only
+def test_one_process_solves_with_factors_where_they_lie() -> None:
+    factors = np.triu(draw(400, 400)) + 400 * np.eye(400)
+    pivots = np.arange(400)
+
+    def call(x: Any) -> Any:
+        return da.linalg.lu_solve((x, pivots), np.ones(400))
+
+    assert peak_memory.scratch(call, factors, 1) < 0.2

@@ -318,7 +318,8 @@ class Step:
         is_letters = isinstance(self.spec, Spec) and self.made is None
         self.is_fresh = self.output.has_partial and is_letters and reduces
         # What a ufunc gives is never a view of its operands, which may be views themselves.
-        self.bring = read_local if is_letters and op.ufunc is not None else redistribute_local
+        is_fresh = op.ufunc is not None or op.is_fresh
+        self.bring = read_local if is_letters and is_fresh else redistribute_local
         self.run = self._bound()
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ def whole_axes(
         The public name.
     function : callable
         `function(*blocks, **options)` of NumPy arrays gives an array or a tuple of arrays. It takes
-        batches of no matrices.
+        batches of no matrices. It writes into no block, and its results look at none.
     fails : bool
         Whether it may raise for values; then all processes do.
     agreed : bool
@@ -85,7 +85,7 @@ def whole_axes(
     """
     bind = _bind_failing if fails else _bind_agreed if agreed else _bind
     hooks: dict[str, Any] = {"dtypes": _dtypes, "bind": bind, "work": _work, "outputs": _outputs}
-    return Op(name, function, _spec, kinds=kinds, **hooks)
+    return Op(name, function, _spec, kinds=kinds, is_fresh=True, **hooks)
 
 
 def _cores(op: Op, call: Call) -> list[tuple[Shape, Shape]]:
