@@ -405,8 +405,6 @@ def resolve_target(src: Layout, placements: Any, mesh: Any, cuts: tuple[Any, Any
 class PendingArray:
     """An array that is on its way; `wait` for it before the source is changed."""
 
-    __slots__ = ("_array", "_handle", "_layout", "_result")
-
     def __init__(self, array: BaseArray, handle: Any, layout: Layout) -> None:
         self._array = array
         self._handle = handle

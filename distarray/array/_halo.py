@@ -54,8 +54,6 @@ class Halo:
         The distributed array whose blocks are these interiors. It looks at their memory.
     """
 
-    __slots__ = ("_exchange", "_fills", "_targets", "array", "block", "interior")
-
     def __init__(self, block: Buffer, layout: Layout, found: RimOfBlock | None, rim: Rim) -> None:
         self.block = block
         self.interior = (slice(None),) * layout.ndim if found is None else found.interior

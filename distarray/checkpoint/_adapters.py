@@ -226,8 +226,6 @@ class Placing:
     (Shard(axis=1),)
     """
 
-    __slots__ = ("mesh", "placements")
-
     def __init__(
         self, mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
     ) -> None:

@@ -32,8 +32,6 @@ class Handle:
     True
     """
 
-    __slots__ = ("__weakref__", "_future", "_told", "path")
-
     def __init__(self, future: Future[None], path: str) -> None:
         self._future = future
         self._told = False

@@ -54,8 +54,6 @@ class PerRank:
     7
     """
 
-    __slots__ = ("value",)
-
     def __init__(self, value: Any) -> None:
         self.value = value
 

@@ -85,8 +85,6 @@ class Blocks:
         Of blocks, of rows, and of those of the longest block.
     """
 
-    __slots__ = ("_step", "count", "lengths", "longest", "offsets", "size")
-
     def __init__(self, offsets: Any) -> None:
         self.offsets: np.ndarray = np.asarray(offsets, np.int64)
         self.lengths = np.diff(self.offsets)

@@ -26,8 +26,6 @@ class Handle(Protocol):
 class Request(ABC):
     """A communication that may still be under way; its buffers belong to it until it is done."""
 
-    __slots__ = ()
-
     @abstractmethod
     def wait(self) -> Any:
         """Return the result once it is complete; calling it again returns the same."""
@@ -39,8 +37,6 @@ class Request(ABC):
 
 class Completed(Request):
     """A communication that was over when it returned."""
-
-    __slots__ = ("_value",)
 
     def __init__(self, value: Any = None) -> None:
         self._value = value
@@ -65,8 +61,6 @@ class Pending(Request):
     ``finish`` is called once then, and returns the result; to ``entry``, the record of the
     communication, the seconds spent waiting are added.
     """
-
-    __slots__ = ("_buffers", "_entry", "_finish", "_handle", "_lock", "_value")
 
     def __init__(
         self,

@@ -510,8 +510,6 @@ class _DistinctRows:
         For each wanted row its place among these; None where they lie so.
     """
 
-    __slots__ = ("count", "inverse", "numbers")
-
     def __init__(self, numbers: np.ndarray) -> None:
         self.inverse: np.ndarray | None = None
         distinct = numbers

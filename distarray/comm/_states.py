@@ -261,8 +261,6 @@ def exclusive_scan(
 class _Fold:
     """Combines states from left to right; what that raises is kept for the end of the exchange."""
 
-    __slots__ = ("combine", "error")
-
     def __init__(self, combine: np.ufunc) -> None:
         self.combine = combine
         self.error: Exception | None = None

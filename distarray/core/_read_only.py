@@ -142,7 +142,6 @@ def _warn(key: str) -> None:
 class PendingWrite:
     """Values that only `x[key] = values` takes, for the `x` and the `key` that they come from."""
 
-    __slots__ = ("_key", "_source", "_value")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, value: Any, origin: tuple[Any, object]) -> None:

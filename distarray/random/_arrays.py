@@ -42,11 +42,6 @@ class _Pairs:
     0.25 us, and 0.7 where something is.
     """
 
-    __slots__ = (
-        "both", "cosine", "e", "e_and_s", "factor", "factors", "less", "more", "rest", "s",
-        "s_and_turns", "sine", "square", "square_again", "squares", "t", "turns", "z",
-    )  # fmt: skip
-
     def __init__(self, rows: np.ndarray) -> None:
         self.e, self.s, self.turns, self.less, self.more = rows[:5]
         self.rest, self.square, self.square_again = self.z = rows[5:8]
@@ -61,8 +56,6 @@ class Memory:
 
     The C library returns what is freed to the system where it is much, and each page costs again.
     """
-
-    __slots__ = ("_count", "_pairs", "flat")
 
     def __init__(self, count: int) -> None:
         self.flat = np.empty(6 * (count + 2))

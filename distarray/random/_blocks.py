@@ -432,8 +432,6 @@ def _finished(found: np.ndarray, kind: str, dtype: Any, memory: _arrays.Memory) 
 class _Philox:
     """NumPy's Philox, which draws the numbers of any items."""
 
-    __slots__ = ("_at", "_bits", "_draw", "_key")
-
     def __init__(self) -> None:
         self._bits = np.random.Philox(0)
         self._draw = np.random.Generator(self._bits).random

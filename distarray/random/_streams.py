@@ -62,8 +62,6 @@ class Items:
         Their global linear indices, where they are no stretch of the box.
     """
 
-    __slots__ = ("_first", "_geometry", "_index", "_words", "size")
-
     def __init__(
         self,
         words: Words,

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 class Handle:
     """A block that is on its way."""
 
-    __slots__ = ("_future", "_worker")
-
     def __init__(self, future: Future[Buffer], worker: _Worker | None = None) -> None:
         self._future = future
         self._worker = worker

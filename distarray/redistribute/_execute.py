@@ -320,8 +320,6 @@ def _mesh_behind(layout: Layout, src: Layout, dst: Layout) -> DeviceMesh:
 class _NamedStep:
     """What a rank is doing, told only where ranks disagree."""
 
-    __slots__ = ("_purpose", "_step")
-
     def __init__(self, purpose: Purpose, step: BoundStep) -> None:
         self._purpose = purpose
         self._step = step
@@ -343,8 +341,6 @@ def _describe_call(
 
 class _Local:
     """A step without communication: cut the own block, or set it among identities."""
-
-    __slots__ = ("_is_whole", "_op", "_regions", "_shape")
 
     def __init__(self, step: LocalStep, rank: int, shape: Shape) -> None:
         self._shape = shape
@@ -384,8 +380,6 @@ class _Local:
 
 class _Collective(ABC):
     """A step in which ranks communicate; recorded as one, whatever transport carries it."""
-
-    __slots__ = ("_communicator", "_dtype", "_op", "_step", "_token")
 
     def __init__(
         self, step: ExchangeStep | AllReduceStep, communicator: Communicator | None
@@ -467,10 +461,6 @@ Take = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
 class _Exchange(_Collective):
     """One round in which every rank takes the parts of its new block from those that hold them."""
 
-    __slots__ = (
-        "_combine", "_is_pooled", "_kept", "_lends", "_looked", "_messages", "_shape", "_small",
-        "_takes", "_whole",
-    )  # fmt: skip
     _step: ExchangeStep
 
     def __init__(
@@ -712,8 +702,6 @@ class _Exchange(_Collective):
 class _JointExchange:
     """Several exchanges of small blocks, in one round."""
 
-    __slots__ = ("_communicator", "_moves", "_name", "_small", "_token")
-
     def __init__(self, moves: Mapping[int, _Exchange], communicator: Communicator) -> None:
         self._moves = moves
         self._communicator = communicator
@@ -778,7 +766,6 @@ class _AllReduce(_Collective):
     large ones every rank reduces its part, then copies the others' parts.
     """
 
-    __slots__ = ()
     _op: str
 
     def _run(self, local: Buffer, purpose: Purpose | None, _: bool) -> Buffer:

@@ -280,11 +280,6 @@ class Messages:
     the others' pieces travel. ``kind`` is the device's, "cpu" or "cuda".
     """
 
-    __slots__ = (
-        "_communicator", "_gathers", "_near", "_nowhere", "_reaches_some", "_rooms", "_rounds",
-        "_sends_parts", "_step",
-    )  # fmt: skip
-
     def __init__(self, step: ExchangeStep, communicator: Communicator, kind: str) -> None:
         self._step = step
         self._communicator = communicator

@@ -61,11 +61,6 @@ class ReplicaChoice(ABC):
         World rank at a coordinate of the source mesh, of the destination mesh.
     """
 
-    __slots__ = (
-        "contributions", "copied", "dst", "kept", "mesh_axes", "op", "receiver", "reduced",
-        "sender", "sharded", "src",
-    )  # fmt: skip
-
     def __init__(self, src: Layout, dst: Layout, kept: tuple[int, ...]) -> None:
         self.src = src
         self.dst = dst
@@ -142,8 +137,6 @@ class RowChoice(ReplicaChoice):
     fixed
         Mesh axes that do not shard and on which sender and receiver have one coordinate.
     """
-
-    __slots__ = ("_free", "_late", "_shifted", "_shifting", "fixed")
 
     def __init__(self, src: Layout, dst: Layout) -> None:
         super().__init__(src, dst, kept_partial(src, dst))
@@ -258,8 +251,6 @@ class RowChoice(ReplicaChoice):
 
 class RoundRobinChoice(ReplicaChoice):
     """Copies between meshes: receivers of one block take consecutive copies in turn."""
-
-    __slots__ = ("_copies", "_whole", "_whole_count")
 
     def __init__(self, src: Layout, dst: Layout) -> None:
         super().__init__(src, dst, ())

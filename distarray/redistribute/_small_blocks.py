@@ -38,8 +38,6 @@ class SmallBlocks:
         The ranks of the communicator of whose blocks this one takes a part, for each layout.
     """
 
-    __slots__ = ("_communicator", "_most", "_places")
-
     def __init__(
         self,
         sources: Sequence[tuple[Layout, np.dtype[Any]]],

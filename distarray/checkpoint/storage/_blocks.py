@@ -28,8 +28,6 @@ def box_view(array: Any, box: Box) -> Any:
 class Piece:
     """A box of a global array and the memory, NumPy's or CuPy's, in which this rank holds it."""
 
-    __slots__ = ("array", "box")
-
     def __init__(self, box: Box, array: Any) -> None:
         self.box = box
         self.array = array
@@ -113,8 +111,6 @@ class Block:
     is_fused
         Whether the pieces are not what the layout says, but shares of each part of fused weights.
     """
-
-    __slots__ = ("is_fused", "is_outside", "is_same", "layout", "pieces", "shape", "spec")
 
     def __init__(
         self,

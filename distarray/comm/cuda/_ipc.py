@@ -64,8 +64,6 @@ _NOTHING = Lent(b"", 0, 0, 0)
 class _Mapped:
     """Another process's allocation, where it is in this one's addresses."""
 
-    __slots__ = ("lent", "pointer", "read")
-
     def __init__(self, lent: Lent, pointer: int) -> None:
         self.lent = lent
         self.pointer = pointer
@@ -79,8 +77,6 @@ class _Mapped:
 
 class _Reading:
     """What an array holds that looks at a mapping."""
-
-    __slots__ = ("_mapped",)
 
     def __init__(self, mapped: _Mapped) -> None:
         self._mapped = mapped

@@ -119,8 +119,6 @@ def threads() -> int:
 class _Simulated:
     """An array as a simulated kernel sees it; one of NumPy the simulator would copy."""
 
-    __slots__ = ("_array", "dtype", "size")
-
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
         self.dtype, self.size = array.dtype, array.size

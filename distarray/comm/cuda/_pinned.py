@@ -25,8 +25,6 @@ _SMALLEST: Final = 64 << 10
 class _Lease:
     """Pinned memory that an array uses; it goes back when the array is gone."""
 
-    __slots__ = ("__array_interface__", "_memory", "_pool")
-
     def __init__(self, pool: PinnedPool, memory: np.ndarray) -> None:
         self._pool = pool
         self._memory = memory

@@ -36,8 +36,6 @@ _is_used = False
 class Fork:
     """Where the program's stream is now, for work that another thread is to do after it."""
 
-    __slots__ = ("_device", "_event", "_program")
-
     def __init__(self, cuda: Any) -> None:
         self._device = cuda.Device()
         self._program = cuda.get_current_stream()

@@ -108,8 +108,6 @@ def exchange_direct(
 class _All:
     """Requests that are complete when all are, as a ``Handle``."""
 
-    __slots__ = ("_requests",)
-
     def __init__(self, requests: list[Request]) -> None:
         self._requests = requests
 
@@ -216,8 +214,6 @@ def _mark(xp: Any, stream: Any) -> Any:
 
 class _Chunk:
     """A piece on its way: in host memory, which a copy or MPI reads or writes."""
-
-    __slots__ = ("copied", "host", "piece", "requests")
 
     def __init__(self, piece: _Piece, host: np.ndarray) -> None:
         self.piece = piece

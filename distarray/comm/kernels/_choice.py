@@ -37,8 +37,6 @@ _FILE: Final = "kernels"
 class _Trial:
     """The calls of one kind of work so far."""
 
-    __slots__ = ("calls", "kernel", "plain")
-
     def __init__(self) -> None:
         self.calls = 0
         self.kernel = self.plain = float("inf")  # seconds for a byte, at best

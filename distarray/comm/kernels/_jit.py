@@ -136,8 +136,6 @@ class Kernel:
     That module imports Numba, so it is imported only to compile.
     """
 
-    __slots__ = ("_absent", "_is_kept", "_module", "_name", "_run", "_seen", "_which")
-
     def __init__(self, module: str, name: str, *which: Any) -> None:
         self._module, self._name, self._which = module, name, which
         self._run: Callable[..., Any] | None = None

@@ -72,8 +72,6 @@ class _Exchange(Protocol):
 class _Call:
     """A call of MPI, told only where ranks wait for long."""
 
-    __slots__ = ("buffer", "name", "peer")
-
     def __init__(self, name: str, buffer: Buffer, peer: int | None = None) -> None:
         self.name = name
         self.buffer = buffer
@@ -86,8 +84,6 @@ class _Call:
 
 class _Handle:
     """Messages under way, complete when all requests are: the token of a request."""
-
-    __slots__ = ("_meeting", "_requests", "_what")
 
     def __init__(self, requests: list[MPI.Request], what: _Call, meeting: Meeting | None) -> None:
         self._requests = requests

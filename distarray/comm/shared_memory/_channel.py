@@ -406,17 +406,6 @@ class Channel:
 class _Views:
     """Every member's block, from entering to leaving; leaving waits until all have read."""
 
-    __slots__ = (
-        "_block",
-        "_channel",
-        "_closing",
-        "_lent",
-        "_open",
-        "_token",
-        "_what",
-        "on_device",
-    )
-
     def __init__(
         self, channel: Channel, block: Buffer, token: int, what: object, closing: bool
     ) -> None:

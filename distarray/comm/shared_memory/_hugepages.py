@@ -42,8 +42,6 @@ class Mapping:
     writable through this. An OSError says that there is no room for it.
     """
 
-    __slots__ = ("_file", "_head", "_length", "_protection", "_reserved", "address", "bytes")
-
     def __init__(self, file: int, length: int, *, writable: bool) -> None:
         # Addresses are reserved first, with room to begin at a huge page, then the file is laid
         # over them: they are given back with the reservation.

@@ -58,8 +58,6 @@ class Program:
 class Round:
     """One collective under way."""
 
-    __slots__ = ("agreed", "brought", "complete", "mismatch", "missing", "said")
-
     def __init__(self, n: int) -> None:
         self.said: list[str | None] = [None] * n
         self.agreed: list[object] = [None] * n

@@ -49,8 +49,6 @@ _NUMBERS: Final = frozenset("biufc")
 class Trace:
     """One call of a fused function, in one thread."""
 
-    __slots__ = ("_errors", "_state", "is_open", "nodes")
-
     def __init__(self) -> None:
         self.is_open = False
         self.nodes: WeakSet[Node] = WeakSet()

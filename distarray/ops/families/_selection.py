@@ -140,8 +140,6 @@ class Selection:
         None where the view is the result: nothing is sent, and nothing made that other keys share.
     """
 
-    __slots__ = ("_items", "_outcome", "_parts", "_purpose", "_source", "kept", "key", "step")
-
     def __init__(self, op: Op, x: BaseArray, entries: Key) -> None:
         source = self._source = x._layout
         items = self._items = expand(entries, source.shape)
@@ -387,8 +385,6 @@ _ARRAY: Any = object()
 
 class _KeyText:
     """What a key selects of each axis, as users write it: read where something is wrong."""
-
-    __slots__ = ("_items",)
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = items

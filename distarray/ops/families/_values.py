@@ -89,8 +89,6 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 class ErrorsOfNumPy:
     """Raises as ours what NumPy says in this context of arguments that all processes have alike."""
 
-    __slots__ = ("_name",)
-
     def __init__(self, name: str) -> None:
         self._name = name
 

@@ -66,11 +66,6 @@ class Pair(NamedTuple):
 class Exchange:
     """What one process receives and sends; both in the same order on both sides."""
 
-    __slots__ = (
-        "_far", "_small", "communicator", "moves_blocks", "receives", "sends", "source", "token",
-        "what",
-    )  # fmt: skip
-
     def __init__(
         self,
         communicator: Any,

@@ -27,8 +27,6 @@ Step = Callable[[Buffer], Buffer]
 class Route:
     """Steps from one layout towards another."""
 
-    __slots__ = ("_steps", "moves", "peak", "reached")
-
     def __init__(self, layout: Layout) -> None:
         self.reached = layout
         self.moves: list[tuple[Layout, Layout, bool]] = []

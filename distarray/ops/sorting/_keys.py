@@ -71,8 +71,6 @@ class KeyWords:
     array([-128,  127], dtype=int8)
     """
 
-    __slots__ = ("_fields", "_is_words", "_nan_first", "bits", "dtype", "length")
-
     bits: tuple[int, ...]
 
     def __init__(self, dtype: Any, length: int | None = None) -> None:
