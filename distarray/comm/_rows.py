@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -102,7 +102,9 @@ def push_rows(
     """
     started = perf_counter()
     if error is not None:
-        parcels = _no_rows(comm, error)
+        if comm.size == 1:
+            raise error
+        parcels = Parcels(np.zeros(comm.size + 1, np.int64), None)
     if comm.size == 1:
         received = [
             _copy_rows(block, parcels.part(0)) for block in rows[: len(rows) - (into is not None)]
@@ -169,80 +171,30 @@ def pull_rows(
         take_rows(rows, number, out)
         return out
     kind = _kind([rows])
-    in_place = comm.reaches_all() and (kind == "cpu" or comm.reaches_all(kind))
-    if _pull_small(comm, rows, blocks, number, out, token, what, error):
+    pull = _Pull(comm, rows, blocks, number, out, token, what, error)
+    if pull.of_small_blocks():
         if logs:
-            nbytes = _count_others(comm, blocks, number) * _row_bytes(rows)
+            nbytes = pull.count_others(number) * _row_bytes(rows)
             _log.record("rows", comm.name, nbytes, perf_counter() - started)
         return out
+    in_place = comm.reaches_all() and (kind == "cpu" or comm.reaches_all(kind))
+    gathers = not in_place and kind == "cpu" and pull.gathers(most or 0)
     with _log.pause_logs():
+        if (in_place or gathers) and not alike:
+            gather_words(comm, (), token, what, error)
         if in_place:
-            if not alike:
-                gather_words(comm, (), token, what, error)
             with comm.views(rows, token + 1, what) as views:
-                own = take_rows_of_all(views, blocks, number, out, comm.rank)
-            count = len(number) - own
-        elif kind == "cpu" and _are_dense(blocks, _row_bytes(rows), most or 0):
-            if not alike:
-                gather_words(comm, (), token, what, error)
-            shape = (blocks.size, *rows.shape[1:])
-            everything = _memory.empty(shape, rows.dtype)
-            counts = (blocks.lengths * prod(shape[1:])).tolist()
-            own = _memory.make_contiguous(rows).reshape(-1)
-            comm.all_gather(own, everything.reshape(-1), counts, token=token + 1, what=what)
-            take_rows(everything, number, out)
-            count = _count_others(comm, blocks, np.unique(number)) if logs else 0
+                count = len(number) - take_rows_of_all(views, blocks, number, out, comm.rank)
+        elif gathers:
+            pull.of_all_blocks()
+            count = pull.count_others(np.unique(number)) if logs else 0
+        elif known is not None:
+            count = pull.by_wants([known(rank) for rank in range(comm.size)], token)
         else:
-            everyone = _tell_all(comm, number, token, what, error, known, most)
-            if everyone is None:
-                count = _pull_messages(comm, rows, blocks, number, out, token, what, error)
-            else:
-                again = token if known is not None else token + 1
-                count = _pull_known(comm, rows, blocks, number, out, again, what, everyone)
+            wants = pull.tell_all(most)
+            count = pull.by_asking() if wants is None else pull.by_wants(wants, token + 1)
     _log.record("rows", comm.name, count * _row_bytes(rows), perf_counter() - started)
     return out
-
-
-def _pull_small(
-    comm: Communicator,
-    rows: Buffer,
-    blocks: Blocks,
-    number: np.ndarray,
-    out: Buffer,
-    token: int,
-    what: object,
-    error: Exception | None,
-) -> bool:
-    """Take rows of blocks that travel whole, each in one message to all; False of others."""
-    if not _backend.is_numpy(rows):
-        return False
-    shape, dtype = rows.shape[1:], rows.dtype
-    most = _HEADER_BYTES + blocks.longest * dtype.itemsize * prod(shape)
-    if most > comm.short_bytes:
-        return False
-    head = bytes([error is not None]).ljust(_HEADER_BYTES, b"\0")
-    told = comm.exchange_small(head + rows.tobytes(), token, what, most)
-    if told is None:
-        return False
-    if any(one[0] for one in told):
-        with _log.pause_logs():
-            raise_failures(comm, error, what)
-    if out.size:
-        everything = b"".join([one[_HEADER_BYTES:] for one in told])
-        np.take(np.ndarray((blocks.size, *shape), dtype, everything), number, 0, out, "clip")
-    return True
-
-
-def _are_dense(blocks: Blocks, row: int, most: int) -> bool:
-    """Tell whether all rows go to all ranks, as to ask for so many of them takes longer."""
-    nbytes = blocks.size * row
-    are_short = row <= _ASKED_BYTES and blocks.size <= most
-    return are_short or (nbytes <= _GATHERED_BYTES and nbytes <= most * (_ASKED_BYTES + row))
-
-
-def _count_others(comm: Communicator, blocks: Blocks, number: np.ndarray) -> int:
-    """Return how many rows are those of other ranks."""
-    return int(np.count_nonzero(blocks.divide(number)[0] != comm.rank))
 
 
 def ask_owners(
@@ -367,78 +319,18 @@ def _push_messages(
     into: Buffer | None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Send packed rows, after their counts."""
-    counts = np.diff(parcels.offsets)
-    sent, received_counts = _exchange_counts(comm, counts, token, what, error)
+    counts = np.diff(parcels.offsets).astype(np.int64, copy=False)
+    received_counts = _exchange_words(comm, counts[:, None], token, what, error)[:, 0].tolist()
     received = []
     for block in rows:
         if parcels.order is None:
             packed = _memory.make_contiguous(block[: parcels.size])
         else:
             packed = _copy_rows(block, parcels.order)
-        received.append(_exchange_rows(comm, packed, sent, received_counts))
+        received.append(_exchange_rows(comm, packed, counts.tolist(), received_counts))
     if into is not None:
         take_rows(received.pop(), slice(None), into, received[0])
     return received, _offsets(received_counts)
-
-
-def _tell_all(
-    comm: Communicator,
-    number: np.ndarray,
-    token: int,
-    what: object,
-    error: Exception | None,
-    known: Callable[[int], np.ndarray] | None,
-    most: int | None,
-) -> list[np.ndarray] | None:
-    """Return which rows all ranks want, where each knows that or they are few; None of others."""
-    if known is not None:
-        return [known(rank) for rank in range(comm.size)]
-    if most is None or most * comm.size > _FEW_ROWS:
-        return None
-    head = bytes([error is not None]).ljust(_HEADER_BYTES, b"\0")
-    nbytes = _HEADER_BYTES + number.itemsize * most
-    told = comm.exchange_small(head + number.tobytes(), token, what, nbytes)
-    if told is None:
-        return None
-    if any(one[0] for one in told):
-        raise_failures(comm, error, what)
-    return [np.frombuffer(one, number.dtype, offset=_HEADER_BYTES) for one in told]
-
-
-def _pull_known(
-    comm: Communicator,
-    rows: Buffer,
-    blocks: Blocks,
-    number: np.ndarray,
-    out: Buffer,
-    token: int,
-    what: object,
-    everyone: list[np.ndarray],
-) -> int:
-    """Send each rank what it is known to want, once; return how many rows come."""
-    rank = comm.rank
-    order = number.argsort(kind="stable")
-    ordered = number[order]
-    are_first = _are_first(ordered)
-    which = np.empty_like(order)
-    which[order] = are_first.cumsum() - 1
-    distinct = ordered[are_first]
-    ends = distinct.searchsorted(blocks.offsets).tolist()
-    counts = [b - a for a, b in pairwise(ends)]
-    start, stop = blocks.offsets[rank : rank + 2].tolist()
-    asked = []
-    for i, theirs in enumerate(everyone):
-        if i == rank:
-            here = distinct[ends[rank] : ends[rank + 1]]
-        else:
-            here = theirs[(theirs >= start) & (theirs < stop)]
-            here.sort()
-            here = here[_are_first(here)]
-        asked.append(here - start)
-    packed = _copy_rows(rows, np.concatenate(asked))
-    got = _exchange_rows(comm, packed, [*map(len, asked)], counts, token, what)
-    take_rows(got, which, out)
-    return len(distinct) - counts[rank]
 
 
 def _are_first(ordered: np.ndarray) -> np.ndarray:
@@ -447,54 +339,6 @@ def _are_first(ordered: np.ndarray) -> np.ndarray:
     found[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=found[1:])
     return found
-
-
-def _pull_messages(
-    comm: Communicator,
-    rows: Buffer,
-    blocks: Blocks,
-    number: np.ndarray,
-    out: Buffer,
-    token: int,
-    what: object,
-    error: Exception | None,
-) -> int:
-    """Send what is wanted of each rank, once, and get that; return how many rows come."""
-    size, rank = comm.size, comm.rank
-    parcels, place = group_numbers(blocks, number)
-    nothing = _DistinctRows(np.empty(0, np.intp))
-    wanted = [nothing if i == rank else _DistinctRows(parcels.part(i)) for i in range(size)]
-    counts = [one.count for one in wanted]
-    asked = _ask(comm, wanted, token, what, error)
-    got = _exchange_rows(comm, _copy_rows(rows, np.concatenate(asked)), [*map(len, asked)], counts)
-    starts = _offsets(counts)
-    for i, one in enumerate(wanted):
-        source, which = got[starts[i] : starts[i + 1]], one.inverse
-        if i == rank:
-            source, which = rows, parcels.part(i)
-        there = place[slice(*parcels.bounds(i))]
-        take_rows(source, slice(None) if which is None else which, out, there)
-    return sum(counts)
-
-
-def _ask(
-    comm: Communicator,
-    wanted: Sequence[_DistinctRows],
-    token: int,
-    what: object,
-    error: Exception | None,
-) -> list[np.ndarray]:
-    """Tell each rank which of its rows are wanted, and return which the others want."""
-    messages = [one.message() for one in wanted]
-    words = np.array([(data.size, form) for form, data in messages], np.int64)
-    asked = _exchange_words(comm, words, token, what, error)
-    data = np.concatenate([data for _, data in messages])
-    requests = np.empty(int(asked[:, 0].sum()), np.uint8)
-    comm.all_to_all(data, requests, words[:, 0].tolist(), asked[:, 0].tolist())
-    return [
-        _decoded(part, int(form))
-        for part, form in zip(split_parts(requests, asked[:, 0].tolist()), asked[:, 1], strict=True)
-    ]
 
 
 class _DistinctRows:
@@ -548,14 +392,6 @@ def _decoded(data: np.ndarray, form: int) -> np.ndarray:
     return np.frombuffer(data.tobytes(), f"u{form}").astype(np.intp)
 
 
-def _exchange_counts(
-    comm: Communicator, counts: np.ndarray, token: int, what: object, error: Exception | None
-) -> tuple[list[int], list[int]]:
-    """Return what goes to and comes from each rank; raise alike where one has an error."""
-    words = np.asarray(counts, np.int64).reshape(-1, 1)
-    return words[:, 0].tolist(), _exchange_words(comm, words, token, what, error)[:, 0].tolist()
-
-
 def _exchange_words(
     comm: Communicator, words: np.ndarray, token: int, what: object, error: Exception | None
 ) -> np.ndarray:
@@ -589,14 +425,135 @@ def _exchange_rows(
     return out
 
 
+class _Pull(NamedTuple):
+    """One call of `pull_rows`, and the ways in which rows come by messages."""
+
+    comm: Communicator
+    rows: Buffer
+    blocks: Blocks
+    number: np.ndarray
+    out: Buffer
+    token: int
+    what: object
+    error: Exception | None
+
+    def count_others(self, number: np.ndarray) -> int:
+        """Return how many rows are those of other ranks."""
+        return int(np.count_nonzero(self.blocks.divide(number)[0] != self.comm.rank))
+
+    def _exchange_small(self, mine: np.ndarray, most: int) -> Sequence[Any] | None:
+        """Return what all ranks tell, after a header, in messages of so many bytes at most.
+
+        None where these are too long; raise alike where one has an error.
+        """
+        head = bytes([self.error is not None]).ljust(_HEADER_BYTES, b"\0")
+        nbytes = _HEADER_BYTES + most
+        told = self.comm.exchange_small(head + mine.tobytes(), self.token, self.what, nbytes)
+        if told is not None and any(one[0] for one in told):
+            with _log.pause_logs():
+                raise_failures(self.comm, self.error, self.what)
+        return told
+
+    def of_small_blocks(self) -> bool:
+        """Take rows of blocks that travel whole, each in one message to all; False of others."""
+        rows, blocks = self.rows, self.blocks
+        most = blocks.longest * _row_bytes(rows)
+        if not _backend.is_numpy(rows) or _HEADER_BYTES + most > self.comm.short_bytes:
+            return False
+        told = self._exchange_small(rows, most)
+        if told is None:
+            return False
+        if self.out.size:
+            shape = blocks.size, *rows.shape[1:]
+            everything = b"".join([one[_HEADER_BYTES:] for one in told])
+            np.take(np.ndarray(shape, rows.dtype, everything), self.number, 0, self.out, "clip")
+        return True
+
+    def gathers(self, most: int) -> bool:
+        """Tell whether all rows go to all ranks, as to ask for so many of them takes longer."""
+        row = _row_bytes(self.rows)
+        count = self.blocks.size
+        if row <= _ASKED_BYTES and count <= most:
+            return True
+        return count * row <= min(_GATHERED_BYTES, most * (_ASKED_BYTES + row))
+
+    def of_all_blocks(self) -> None:
+        """Gather all blocks, and take rows of them."""
+        row = self.rows.shape[1:]
+        everything = _memory.empty((self.blocks.size, *row), self.rows.dtype)
+        counts = (self.blocks.lengths * prod(row)).tolist()
+        own, flat = _memory.make_contiguous(self.rows).reshape(-1), everything.reshape(-1)
+        self.comm.all_gather(own, flat, counts, token=self.token + 1, what=self.what)
+        take_rows(everything, self.number, self.out)
+
+    def tell_all(self, most: int | None) -> list[np.ndarray] | None:
+        """Return which rows all ranks want, where they are few; None of others."""
+        if most is None or most * self.comm.size > _FEW_ROWS:
+            return None
+        told = self._exchange_small(self.number, self.number.itemsize * most)
+        if told is None:
+            return None
+        return [np.frombuffer(one, self.number.dtype, offset=_HEADER_BYTES) for one in told]
+
+    def by_wants(self, everyone: list[np.ndarray], token: int) -> int:
+        """Send each rank what it is known to want, once; return how many rows come."""
+        rank, blocks, number = self.comm.rank, self.blocks, self.number
+        order = number.argsort(kind="stable")
+        ordered = number[order]
+        are_first = _are_first(ordered)
+        which = np.empty_like(order)
+        which[order] = are_first.cumsum() - 1
+        distinct = ordered[are_first]
+        ends = distinct.searchsorted(blocks.offsets).tolist()
+        counts = [b - a for a, b in pairwise(ends)]
+        start, stop = blocks.offsets[rank : rank + 2].tolist()
+        asked = []
+        for i, theirs in enumerate(everyone):
+            if i == rank:
+                here = distinct[ends[rank] : ends[rank + 1]]
+            else:
+                here = theirs[(theirs >= start) & (theirs < stop)]
+                here.sort()
+                here = here[_are_first(here)]
+            asked.append(here - start)
+        packed = _copy_rows(self.rows, np.concatenate(asked))
+        got = _exchange_rows(self.comm, packed, [*map(len, asked)], counts, token, self.what)
+        take_rows(got, which, self.out)
+        return len(distinct) - counts[rank]
+
+    def by_asking(self) -> int:
+        """Send what is wanted of each rank, once, and get that; return how many rows come."""
+        size, rank = self.comm.size, self.comm.rank
+        parcels, place = group_numbers(self.blocks, self.number)
+        nothing = _DistinctRows(np.empty(0, np.intp))
+        wanted = [nothing if i == rank else _DistinctRows(parcels.part(i)) for i in range(size)]
+        counts = [one.count for one in wanted]
+        asked = self._ask(wanted)
+        packed = _copy_rows(self.rows, np.concatenate(asked))
+        got = _exchange_rows(self.comm, packed, [*map(len, asked)], counts)
+        starts = _offsets(counts)
+        for i, one in enumerate(wanted):
+            source, which = got[starts[i] : starts[i + 1]], one.inverse
+            if i == rank:
+                source, which = self.rows, parcels.part(i)
+            there = place[slice(*parcels.bounds(i))]
+            take_rows(source, slice(None) if which is None else which, self.out, there)
+        return sum(counts)
+
+    def _ask(self, wanted: Sequence[_DistinctRows]) -> list[np.ndarray]:
+        """Tell each rank which of its rows are wanted, and return which the others want."""
+        messages = [one.message() for one in wanted]
+        words = np.array([(data.size, form) for form, data in messages], np.int64)
+        asked = _exchange_words(self.comm, words, self.token, self.what, self.error)
+        data = np.concatenate([data for _, data in messages])
+        sizes = asked[:, 0].tolist()
+        requests = np.empty(sum(sizes), np.uint8)
+        self.comm.all_to_all(data, requests, words[:, 0].tolist(), sizes)
+        parts = zip(split_parts(requests, sizes), asked[:, 1].tolist(), strict=True)
+        return [_decoded(*one) for one in parts]
+
+
 # --- rows of one block ---------------------------------------------------------------------------
-
-
-def _no_rows(comm: Communicator, error: Exception) -> Parcels:
-    """Return the parcels of a rank that failed; where nobody is to be told it raises."""
-    if comm.size == 1:
-        raise error
-    return Parcels(np.zeros(comm.size + 1, np.int64), None)
 
 
 def _kind(rows: Sequence[Buffer]) -> str:

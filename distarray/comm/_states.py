@@ -32,49 +32,36 @@ _FEW_RANKS: Final = 3
 """So many ranks take no more by that, two states, than by folding a part of all states each."""
 
 
-def gather_states(
-    comm: Communicator, mine: np.ndarray, token: int, what: object = ""
-) -> np.ndarray:
-    """Return every rank's bytes, one row for each, in rank order.
+def join_states(comm: Communicator, mine: bytes, token: int, what: object = "") -> Any:
+    """Return every rank's bytes, one after another in rank order, as memory.
 
-    ``mine`` is uint8 of the same length on all ranks. ``token`` and ``what`` are as in
+    ``mine`` is of the same length on all ranks. ``token`` and ``what`` are as in
     ``Communicator.views``. Nobody else writes to the result.
     """
     if comm.size == 1:
-        return mine.reshape(1, -1).copy()
+        return bytearray(mine)
     started = perf_counter()
-    small = comm.exchange_small(mine.data, token, what)
+    small = comm.exchange_small(mine, token, what)
     if small is not None:
-        everyone = np.frombuffer(bytearray().join(small), np.uint8).reshape(comm.size, -1)
+        everyone: Any = bytearray().join(small)
     else:
-        everyone = _memory.empty((comm.size, mine.size), np.uint8)
+        own = np.frombuffer(mine, np.uint8)
+        everyone = _memory.empty((comm.size * own.size,), np.uint8)
         with _log.pause_logs():
             if comm.reaches_all():
-                with comm.views(mine, token, what) as views:
-                    for row, view in zip(everyone, views, strict=True):
+                with comm.views(own, token, what) as views:
+                    for row, view in zip(everyone.reshape(comm.size, -1), views, strict=True):
                         row[...] = view
             else:
-                comm.all_gather(mine, everyone.reshape(-1), token=token, what=what)
+                comm.all_gather(own, everyone, token=token, what=what)
     if _log.recording():
-        nbytes = everyone.nbytes - mine.nbytes
+        nbytes = (comm.size - 1) * len(mine)
         _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
     return everyone
 
 
-def join_states(comm: Communicator, mine: bytes, token: int, what: object = "") -> Any:
-    """Return what `gather_states` does, as memory that holds one after another."""
-    started = perf_counter()
-    small = comm.exchange_small(mine, token, what) if comm.size > 1 else None
-    if small is None:
-        return gather_states(comm, np.frombuffer(mine, np.uint8), token, what)
-    if _log.recording():
-        nbytes = (comm.size - 1) * len(mine)
-        _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
-    return bytearray().join(small)
-
-
 def gather_lengths(comm: Communicator, length: int, token: int, what: object = "") -> list[int]:
-    """Return every rank's number from 0 on, in rank order; the rest is as for `gather_states`."""
+    """Return every rank's number from 0 on, in rank order; the rest is as for `join_states`."""
     if comm.size == 1:
         return [length]
     found: list[int] = np.frombuffer(
@@ -87,40 +74,29 @@ def join_blocks(
     comm: Communicator, mine: bytes, most: int, token: int, what: object = ""
 ) -> bytearray:
     """Return what `gather_blocks` does, one after another."""
-    started = perf_counter()
-    small = comm.exchange_small(mine, token, what, most) if comm.size > 1 else None
-    if small is None:
-        blocks = gather_blocks(comm, np.frombuffer(mine, np.uint8), most, token, what)
-        return bytearray().join([one.data for one in blocks])
-    everything = bytearray().join(small)
-    if _log.recording():
-        nbytes = len(everything) - len(mine)
-        _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
-    return everything
+    return bytearray().join(gather_blocks(comm, mine, most, token, what))
 
 
 def gather_blocks(
-    comm: Communicator, mine: np.ndarray, most: int, token: int, what: object = ""
-) -> list[np.ndarray]:
+    comm: Communicator, mine: bytes | memoryview, most: int, token: int, what: object = ""
+) -> Sequence[Any]:
     """Return every rank's bytes, in rank order, of which each may have another number.
 
-    ``mine`` is uint8, and ``most`` as many as any rank has at most, alike on all of them. The rest
-    is as for ``gather_states``.
+    ``most`` is as many as any rank has at most, alike on all of them. What is returned is valid
+    until the next exchange. The rest is as for ``join_states``.
     """
     if comm.size == 1:
-        return [mine.copy()]
+        return [mine]
     started = perf_counter()
-    small = comm.exchange_small(mine.data, token, what, most)
-    if small is not None:
-        found = [np.frombuffer(bytearray(one), np.uint8) for one in small]
-    else:
+    found: Sequence[Any] | None = comm.exchange_small(mine, token, what, most)
+    if found is None:
         with _log.pause_logs():
-            sizes = [size for (size,) in gather_words(comm, [mine.size], token, what)]
+            sizes = [size for (size,) in gather_words(comm, [len(mine)], token, what)]
             everything: np.ndarray = _memory.empty((sum(sizes),), np.uint8)
-            comm.all_gather(mine, everything, sizes)
-        found = [everything[a:b] for a, b in pairwise(offsets(sizes))]
+            comm.all_gather(np.frombuffer(mine, np.uint8), everything, sizes)
+        found = [everything[a:b].data for a, b in pairwise(offsets(sizes))]
     if _log.recording():
-        nbytes = sum([one.size for one in found]) - mine.size
+        nbytes = sum(map(len, found)) - len(mine)
         _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
     return found
 
@@ -201,16 +177,8 @@ def gather_words(
         if error is not None:
             raise error
         return [list(words)]
-    started = perf_counter()
-    small = comm.exchange_small(payload, token, what)
-    if small is not None:
-        told = [memoryview(one).cast("q").tolist() for one in small]
-        if _log.recording():
-            nbytes = (comm.size - 1) * len(payload)
-            _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
-    else:
-        states = gather_states(comm, np.frombuffer(payload, np.uint8), token, what)
-        told = states.view(np.int64).tolist()
+    everyone = memoryview(join_states(comm, payload, token, what)).cast("B").cast("q").tolist()
+    told = [everyone[i : i + n] for i in range(0, len(everyone), n)]
     for one in told:
         if one[0]:
             raise_failures(comm, error, what)

@@ -159,7 +159,7 @@ def gather_lines(
     own = flat[0] if len(flat) == 1 else np.concatenate(flat)
     widths = [count * one.itemsize * prod(one.shape[2:]) for one in parts]
     lines: list[list[Buffer]] = [[] for _ in parts]
-    for received in gather_blocks(comm, own, most, token, what):
+    for received in gather_blocks(comm, own.data, most, token, what):
         length, start = len(received) // sum(widths), 0
         for found, one, width in zip(lines, parts, widths, strict=True):
             shape = (count, length, *one.shape[2:])

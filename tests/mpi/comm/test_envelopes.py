@@ -18,8 +18,8 @@ from distarray.comm import (
     _rows,
     as_communicator,
     gather_parts,
-    gather_states,
     group_rows,
+    join_states,
     push_rows,
     scatter_states,
 )
@@ -321,7 +321,7 @@ def calls(comm: Any) -> list[Callable[[], object]]:
     ]
 
     def states(n: int) -> Callable[[], object]:
-        return lambda: gather_states(ours, np.full(n, ours.rank, np.uint8), 70 + n, "states")
+        return lambda: join_states(ours, bytes([ours.rank]) * n, 70 + n, "states")
 
     counts = [LONG * (i % 2) for i in range(comm.size)]
     own = counts[ours.rank]
