@@ -100,10 +100,10 @@ def call_on_first(comm: Communicator, call: Callable[[], T]) -> T:
 
 def _gather(comm: Communicator, mine: bytes) -> list[bytes]:
     sizes = np.empty(comm.size, np.int64)
-    _wait(comm.all_gather(np.array([len(mine)], np.int64), sizes, blocking=False))
+    _wait(comm.start_all_gather(np.array([len(mine)], np.int64), sizes))
     counts = sizes.tolist()
     everyone = np.empty(sum(counts), np.uint8)
-    _wait(comm.all_gather(np.frombuffer(mine, np.uint8), everyone, counts, blocking=False))
+    _wait(comm.start_all_gather(np.frombuffer(mine, np.uint8), everyone, counts))
     ends = np.cumsum(counts).tolist()
     return [everyone[b - n : b].tobytes() for b, n in zip(ends, counts, strict=True)]
 

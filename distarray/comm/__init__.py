@@ -63,7 +63,6 @@ from distarray.comm._reductions import (
     unheard,
     widen_bfloat16,
 )
-from distarray.comm._requests import Request
 from distarray.comm._rows import ask_owners, pull_rows, push_rows
 from distarray.comm._settings import setting
 from distarray.comm._states import (
@@ -93,7 +92,6 @@ __all__ = [
     "DeviceMesh",
     "Parcels",
     "Purpose",
-    "Request",
     "_backend",
     "_memory",
     "all_gather_checked",

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._requests import Request
 from distarray.errors import ArgumentError, DeviceError, DTypeError
 from distarray.typing import Buffer
 
@@ -149,51 +148,42 @@ Ranges = dict[int, tuple[int, int]]
 class PairwiseCollectives(ABC):
     """Collectives made of messages between two ranks; arguments are checked.
 
-    What a call returns is complete when this rank's part is.
+    A call returns when this rank's part is complete.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
         self._size = size
 
-    def all_gather(self, send: Buffer, recv: Buffer, counts: Counts, blocking: bool) -> Request:
+    def all_gather(self, send: Buffer, recv: Buffer, counts: Counts) -> None:
         """Put every rank's ``send`` into every rank's ``recv``."""
-        return self._exchange(send, self._all_of(send), recv, ranges(counts), blocking)
+        self._exchange(send, self._all_of(send), recv, ranges(counts))
 
     def all_to_all(
-        self,
-        send: Buffer,
-        recv: Buffer,
-        send_counts: Counts,
-        recv_counts: Counts,
-        blocking: bool,
-    ) -> Request:
+        self, send: Buffer, recv: Buffer, send_counts: Counts, recv_counts: Counts
+    ) -> None:
         """Exchange a part with every rank."""
-        return self._exchange(send, ranges(send_counts), recv, ranges(recv_counts), blocking)
+        self._exchange(send, ranges(send_counts), recv, ranges(recv_counts))
 
-    def scatter(
-        self, send: Buffer | None, recv: Buffer, counts: Counts, root: int, blocking: bool
-    ) -> Request:
+    def scatter(self, send: Buffer | None, recv: Buffer, counts: Counts, root: int) -> None:
         """Put part ``rank`` of the root's ``send`` into ``recv``."""
         if send is None:
-            return self._exchange(recv, {}, recv, {root: (0, recv.size)}, blocking)
-        return self._exchange(send, ranges(counts), recv, {root: (0, recv.size)}, blocking)
+            self._exchange(recv, {}, recv, {root: (0, recv.size)})
+        else:
+            self._exchange(send, ranges(counts), recv, {root: (0, recv.size)})
 
-    def gather(
-        self, send: Buffer, recv: Buffer | None, counts: Counts, root: int, blocking: bool
-    ) -> Request:
+    def gather(self, send: Buffer, recv: Buffer | None, counts: Counts, root: int) -> None:
         """Put every rank's ``send`` into the root's ``recv``."""
         if recv is None:
-            return self._exchange(send, {root: (0, send.size)}, send, {}, blocking)
-        return self._exchange(send, {root: (0, send.size)}, recv, ranges(counts), blocking)
+            self._exchange(send, {root: (0, send.size)}, send, {})
+        else:
+            self._exchange(send, {root: (0, send.size)}, recv, ranges(counts))
 
     def _all_of(self, buffer: Buffer) -> Ranges:
         """Return that every rank gets all of a buffer."""
         return dict.fromkeys(range(self._size), (0, buffer.size))
 
-    def _exchange(
-        self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges, blocking: bool
-    ) -> Request:
+    def _exchange(self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges) -> None:
         """Send ranges of a buffer to ranks, and receive ranges of another, or of the same.
 
         What this rank sends to itself is copied.
@@ -205,14 +195,10 @@ class PairwiseCollectives(ABC):
             _backend.assign(recv[first:last], send[start:stop])
         # In step s rank r sends to rank r + s: an order of all messages that all ranks follow.
         after = [(rank + step) % n for step in range(1, n)]
-        return self._move(
-            send, _drop_empty(sends, after), recv, _drop_empty(receives, after[::-1]), blocking
-        )
+        self._move(send, _drop_empty(sends, after), recv, _drop_empty(receives, after[::-1]))
 
     @abstractmethod
-    def _move(
-        self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges, blocking: bool
-    ) -> Request:
+    def _move(self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges) -> None:
         """Send and receive ranges of flat buffers, in the order in which they are given.
 
         None of them is empty, or for this rank.

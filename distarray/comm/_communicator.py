@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from distarray.comm._collectives import (
     on_host,
 )
 from distarray.comm._reductions import prepare_reduction, reduced_dtype
-from distarray.comm._requests import DONE, Completed, Pending, Request
+from distarray.comm._requests import DONE, Pending, Request
 from distarray.errors import ArgumentError, DTypeError
 from distarray.typing import Buffer
 
@@ -57,9 +57,6 @@ Fill = Callable[[], object]
 
 class Communicator(ABC):
     """Ranks that move values among themselves.
-
-    A call with ``blocking=False`` returns at once; its buffers belong to the request until
-    ``wait()``, which returns the received values, or ``test()`` says that it is done.
 
     Attributes
     ----------
@@ -117,30 +114,53 @@ class Communicator(ABC):
         recv: Buffer,
         counts: Counts | None = None,
         *,
-        blocking: bool = True,
         token: int | None = None,
         what: object = "",
-    ) -> Request:
+    ) -> None:
         """Put every rank's ``send`` into every rank's ``recv``, in rank order.
 
         ``counts`` are what each rank sends, the same on every rank; by default all as much. A
         ``token``, and ``what``, say what this rank believes it is doing, as in ``views``: the ranks
-        compare it with what travels, and the call is blocking.
+        compare it with what travels.
         """
-        check_pair(send, recv, "all_gather")
-        counts = check_counts(counts, self.size, recv.size, "receive", "all_gather")
-        check_size(send, counts[self.rank], "send", "all_gather")
+        counts = self._check_all_gather(send, recv, counts)
         if self.size == 1:
-            return _copy(send, recv)
+            _copy(send, recv)
+            return
         on_device = _moves_on_device(recv, recv.nbytes)
         nbytes = recv.nbytes - send.nbytes
         if token is not None:
             if _backend.is_numpy(recv):
                 started = perf_counter()
                 self._all_gather_agreed(send.reshape(-1), recv.reshape(-1), counts, token, what)
-                return self._track("all_gather", nbytes, started, DONE, lambda: recv)
+                self._record("all_gather", nbytes, started)
+                return
             self.agree(token, what)
-        return self._move("all_gather", nbytes, on_device, send, recv, counts, blocking)
+        self._move("all_gather", nbytes, on_device, send, recv, counts)
+
+    def start_all_gather(
+        self, send: np.ndarray, recv: np.ndarray, counts: Counts | None = None
+    ) -> Request:
+        """Start an ``all_gather`` in host memory, and return at once.
+
+        The arrays belong to the request until ``wait()`` returns, or ``test()`` says that it is
+        complete.
+        """
+        counts = self._check_all_gather(send, recv, counts)
+        if self.size == 1:
+            _copy(send, recv)
+            return DONE
+        started = perf_counter()
+        request = self._start_all_gather(send.reshape(-1), recv.reshape(-1), counts)
+        nbytes = recv.nbytes - send.nbytes
+        entry = _log.record("all_gather", self.name, nbytes, perf_counter() - started)
+        return Pending(request, (), entry)
+
+    def _check_all_gather(self, send: Buffer, recv: Buffer, counts: Counts | None) -> Counts:
+        check_pair(send, recv, "all_gather")
+        counts = check_counts(counts, self.size, recv.size, "receive", "all_gather")
+        check_size(send, counts[self.rank], "send", "all_gather")
+        return counts
 
     def all_to_all(
         self,
@@ -149,11 +169,10 @@ class Communicator(ABC):
         send_counts: Counts | None = None,
         recv_counts: Counts | None = None,
         *,
-        blocking: bool = True,
         token: int | None = None,
         what: object = "",
         fill: Fill | None = None,
-    ) -> Request:
+    ) -> None:
         """Send part ``i`` of ``send`` to rank ``i``, and put what rank ``i`` sends into part ``i``.
 
         ``send_counts`` and ``recv_counts`` are what goes to and comes from each rank; by default
@@ -173,14 +192,16 @@ class Communicator(ABC):
         if token is not None and self.size > 1 and not on_device:
             started, ends = perf_counter(), (send.reshape(-1), recv.reshape(-1))
             self._all_to_all_agreed(*ends, sends, receives, token, what, fill)
-            return self._track("all_to_all", nbytes, started, DONE, lambda: recv)
+            self._record("all_to_all", nbytes, started)
+            return
         if fill is not None:
             fill()
         if self.size == 1:
-            return _copy(send, recv)
+            _copy(send, recv)
+            return
         if token is not None:
             self.agree(token, what)
-        return self._move("all_to_all", nbytes, on_device, send, recv, sends, receives, blocking)
+        self._move("all_to_all", nbytes, on_device, send, recv, sends, receives)
 
     @property
     def sends_parts(self) -> bool:
@@ -202,30 +223,24 @@ class Communicator(ABC):
         del parts, into, token, what, fill
         raise ArgumentError(f"{self!r} sends no parts as they lie; call all_to_all")
 
-    def broadcast(self, array: Buffer, root: int = 0, *, blocking: bool = True) -> Request:
+    def broadcast(self, array: Buffer, root: int = 0) -> None:
         """Put the root's values into every rank's ``array``."""
         check_buffer(array, "", "broadcast")
         root = check_rank(root, self.size, "root")
         if self.size == 1:
-            return Completed(array)
+            return
         started = perf_counter()
-        nbytes = 0 if self.rank == root else array.nbytes
         if _moves_on_device(array, array.nbytes):
-            request = self._device.broadcast(array, root, blocking)
-            return self._track("broadcast", nbytes, started, request, lambda: array)
-        target = on_host(array) if self.rank == root else host_target(array)
-        request = self._broadcast(target, root, blocking)
-        return self._track("broadcast", nbytes, started, request, lambda: from_host(target, array))
+            self._device.broadcast(array, root)
+        else:
+            target = on_host(array) if self.rank == root else host_target(array)
+            self._broadcast(target, root)
+            from_host(target, array)
+        self._record("broadcast", 0 if self.rank == root else array.nbytes, started)
 
     def scatter(
-        self,
-        send: Buffer | None,
-        recv: Buffer,
-        counts: Counts | None = None,
-        root: int = 0,
-        *,
-        blocking: bool = True,
-    ) -> Request:
+        self, send: Buffer | None, recv: Buffer, counts: Counts | None = None, root: int = 0
+    ) -> None:
         """Put part ``rank`` of the root's ``send``, which is None elsewhere, into ``recv``.
 
         ``counts`` are what each rank receives, the same on every rank; by default all as much.
@@ -241,21 +256,16 @@ class Communicator(ABC):
             check_pair(send, recv, "scatter")
             check_size(send, sum(parts), "send", "scatter")
             if self.size == 1:
-                return _copy(send, recv)
+                _copy(send, recv)
+                return
         on_device = _moves_on_device(recv, total * recv.itemsize)
         nbytes = 0 if self.rank == root else recv.nbytes
         source = send if self.rank == root else None
-        return self._move("scatter", nbytes, on_device, source, recv, parts, root, blocking)
+        self._move("scatter", nbytes, on_device, source, recv, parts, root)
 
     def gather(
-        self,
-        send: Buffer,
-        recv: Buffer | None,
-        counts: Counts | None = None,
-        root: int = 0,
-        *,
-        blocking: bool = True,
-    ) -> Request:
+        self, send: Buffer, recv: Buffer | None, counts: Counts | None = None, root: int = 0
+    ) -> None:
         """Put every rank's ``send``, in rank order, into the root's ``recv``; None elsewhere.
 
         ``counts`` are what each rank sends, the same on every rank; by default all as much.
@@ -273,26 +283,14 @@ class Communicator(ABC):
             check_pair(send, recv, "gather")
             check_size(recv, sum(parts), "receive", "gather")
             if self.size == 1:
-                return _copy(send, recv)
+                _copy(send, recv)
+                return
             nbytes, target = recv.nbytes - send.nbytes, recv
-        return self._move("gather", nbytes, on_device, send, target, parts, root, blocking)
+        self._move("gather", nbytes, on_device, send, target, parts, root)
 
-    def _track(
-        self,
-        collective: str,
-        nbytes: int,
-        started: float,
-        request: Request,
-        finish: Callable[[], Any],
-    ) -> Request:
-        """Record a communication, and let ``finish`` make its result."""
-        if isinstance(request, Completed):
-            value = finish()
-            if _log.recording():
-                _log.record(collective, self.name, nbytes, perf_counter() - started)
-            return Completed(value)
-        entry = _log.record(collective, self.name, nbytes, perf_counter() - started)
-        return Pending(request, (), finish, entry)
+    def _record(self, collective: str, nbytes: int, started: float) -> None:
+        if _log.recording():
+            _log.record(collective, self.name, nbytes, perf_counter() - started)
 
     def _move(
         self,
@@ -302,65 +300,65 @@ class Communicator(ABC):
         send: Buffer | None,
         recv: Buffer | None,
         *how: Any,
-    ) -> Request:
+    ) -> None:
         """Carry out a collective whose arguments are checked, and record it.
 
         It is the transport's method `_name`, or that of this name for buffers on GPUs.
         """
         started = perf_counter()
         if on_device:
-            request = getattr(self._device, name)(send, recv, *how)
-            return self._track(name, nbytes, started, request, lambda: recv)
-        source = None if send is None else on_host(send)
-        target = None if recv is None else host_target(recv)
-        request = getattr(self, f"_{name}")(source, target, *how)
-        if recv is None or target is None or _backend.is_numpy(recv):  # which the target looks at
-            return self._track(name, nbytes, started, request, lambda: recv)
-        return self._track(name, nbytes, started, request, lambda: from_host(target, recv))
+            getattr(self._device, name)(send, recv, *how)
+        else:
+            source = None if send is None else on_host(send)
+            target = None if recv is None else host_target(recv)
+            getattr(self, f"_{name}")(source, target, *how)
+            if target is not None and not _backend.is_numpy(recv):  # which the target looks at
+                from_host(target, recv)
+        self._record(name, nbytes, started)
 
     # --- reductions -------------------------------------------------------------------------------
 
-    @overload
-    def all_reduce(
-        self,
-        array: Buffer,
-        op: str = ...,
-        out: Buffer | None = ...,
-        *,
-        blocking: Literal[True] = ...,
-    ) -> Buffer: ...
-
-    @overload
-    def all_reduce(
-        self, array: Buffer, op: str = ..., out: Buffer | None = ..., *, blocking: Literal[False]
-    ) -> Request: ...
-
-    def all_reduce(
-        self, array: Buffer, op: str = "sum", out: Buffer | None = None, *, blocking: bool = True
-    ) -> Buffer | Request:
+    def all_reduce(self, array: Buffer, op: str = "sum", out: Buffer | None = None) -> Buffer:
         """Return the reduction of every rank's array, bitwise the same on every rank.
 
         The array has the same shape and dtype on every rank, ``op`` is one of sum avg min max prod,
         any all (bool), band bor bxor (bool and integers). The result goes to ``out``, possibly
         ``array`` itself, or to a new array; the average of integers is float64.
         """
-        small = array.nbytes <= self.short_bytes and _backend.is_numpy(array)
-        if small and blocking and self.size > 1:
-            started = perf_counter()
+        started = perf_counter()
+        if self.size > 1 and array.nbytes <= self.short_bytes and _backend.is_numpy(array):
             value = self.all_reduce_small(array, op)
             if value is not None:
-                if _log.recording():
-                    nbytes = self._bytes_reduced(array, None)
-                    _log.record("all_reduce", self.name, nbytes, perf_counter() - started)
+                self._record("all_reduce", self._bytes_reduced(array), started)
                 if out is None:
                     return value
-                _result_buffer(array, array.shape, value.dtype, out, "all_reduce")[...] = value
+                _result_buffer(array, value.dtype, out)[...] = value
                 return out
         check_buffer(array, "send", "all_reduce")
-        dtype = reduced_dtype(array.dtype, op)
-        into = _result_buffer(array, array.shape, dtype, out, "all_reduce")
-        request = self._reduce("all_reduce", array, into, op, None, blocking)
-        return request.wait() if blocking else request
+        into = _result_buffer(array, reduced_dtype(array.dtype, op), out)
+        if self.size == 1:
+            reduce_into(into.reshape(-1), [array.reshape(-1)], op)
+            return into
+        if _moves_on_device(array, array.nbytes):
+            self._device.all_reduce(array, into, op)
+            self._record("all_reduce", self._bytes_reduced(array), started)
+            return into
+        reduction = prepare_reduction(on_host(array), op, self.size)
+        wire, finish = reduction.wire, reduction.finish
+        if into is array or not _backend.may_share_memory(wire, array):
+            target = wire  # reduced in place
+        elif finish is None:
+            target = host_target(into)
+        else:
+            target = np.empty(into.size, wire.dtype)
+        self._all_reduce(wire, target, reduction.op)
+        from_host(target if finish is None else finish(target), into)
+        self._record("all_reduce", self._bytes_reduced(wire), started)
+        return into
+
+    def _bytes_reduced(self, array: Buffer) -> int:
+        """Return the bytes that a reduction takes from others; see `_log`."""
+        return 2 * (self.size - 1) * array.nbytes // self.size
 
     def all_reduce_small(
         self, array: Buffer, op: str, token: int | None = None, what: object = ""
@@ -373,100 +371,31 @@ class Communicator(ABC):
         del array, op, token, what
         return None
 
-    def reduce_scatter(
-        self,
-        send: Buffer,
-        recv: Buffer,
-        counts: Counts | None = None,
-        op: str = "sum",
-        *,
-        blocking: bool = True,
-    ) -> Request:
-        """Reduce every rank's ``send``, and put part ``rank`` of it into ``recv``.
-
-        ``counts`` are what each rank receives; the rest is as for ``all_reduce``.
-        """
-        check_buffer(send, "send", "reduce_scatter")
-        check_buffer(recv, "receive", "reduce_scatter")
-        parts = check_counts(counts, self.size, send.size, "receive", "reduce_scatter")
-        check_size(recv, parts[self.rank], "receive", "reduce_scatter")
-        dtype = reduced_dtype(send.dtype, op)
-        into = _result_buffer(send, recv.shape, dtype, recv, "reduce_scatter")
-        return self._reduce("reduce_scatter", send, into, op, parts, blocking)
-
-    def _reduce(
-        self,
-        name: str,
-        send: Buffer,
-        recv: Buffer,
-        op: str,
-        counts: Counts | None,
-        blocking: bool,
-    ) -> Request:
-        """Carry out a reduction whose arguments are checked, and record it, as in `_move`.
-
-        Without ``counts`` every rank gets all of the result, in ``recv`` that may be ``send``.
-        """
-        if self.size == 1:
-            reduce_into(recv.reshape(-1), [send.reshape(-1)], op)
-            return Completed(recv)
-        started = perf_counter()
-        parts = () if counts is None else (counts,)
-        # On GPUs an all-reduce is two exchanges, the second after the first: it cannot go on alone.
-        if _moves_on_device(send, send.nbytes) and (blocking or parts):
-            request = getattr(self._device, name)(send, recv, *parts, op, blocking)
-            nbytes = self._bytes_reduced(send, counts)
-            return self._track(name, nbytes, started, request, lambda: recv)
-        reduction = prepare_reduction(on_host(send), op, self.size)
-        wire, finish = reduction.wire, reduction.finish
-        if not parts and (recv is send or not _backend.may_share_memory(wire, send)):
-            target = wire  # reduced in place
-        elif finish is None:
-            target = host_target(recv)
-        else:
-            target = np.empty(recv.size, wire.dtype)
-        request = getattr(self, f"_{name}")(wire, target, *parts, reduction.op, blocking)
-        nbytes = self._bytes_reduced(wire, counts)
-        return self._track(
-            name,
-            nbytes,
-            started,
-            request,
-            lambda: from_host(target if finish is None else finish(target), recv),
-        )
-
-    def _bytes_reduced(self, send: Buffer, counts: Counts | None) -> int:
-        """Return the bytes that a reduction takes from others; see `_log`."""
-        if counts is None:
-            return 2 * (self.size - 1) * send.nbytes // self.size
-        return (self.size - 1) * counts[self.rank] * send.itemsize
-
     # --- point to point --------------------------------------------------------------------------
 
-    def send(self, array: Buffer, dest: int, tag: int = 0, *, blocking: bool = True) -> Request:
+    def send(self, array: Buffer, dest: int, tag: int = 0) -> None:
         """Send values to one rank."""
         check_buffer(array, "send", "send")
         dest = check_rank(dest, self.size, "dest")
         check_tag(tag)
         started = perf_counter()
         if _backend.is_numpy(array):
-            request = self._send(array.reshape(-1), dest, tag, blocking)
+            self._send(array.reshape(-1), dest, tag, True)
         else:
-            request = self._device.send(array, dest, tag, blocking)
-        return self._track("send", 0, started, request, lambda: None)
+            self._device.send(array, dest, tag)
+        self._record("send", 0, started)
 
-    def recv(self, array: Buffer, source: int, tag: int = 0, *, blocking: bool = True) -> Request:
+    def recv(self, array: Buffer, source: int, tag: int = 0) -> None:
         """Fill an array with the values that one rank sends; as many as it has elements."""
         check_buffer(array, "receive", "recv")
         source = check_rank(source, self.size, "source")
         check_tag(tag)
         started = perf_counter()
         if _backend.is_numpy(array):
-            request = self._recv(array.reshape(-1), source, tag, blocking)
+            self._recv(array.reshape(-1), source, tag, True)
         else:
-            request = self._device.recv(array, source, tag, blocking)
-        nbytes = 0 if source == self.rank else array.nbytes
-        return self._track("recv", nbytes, started, request, lambda: array)
+            self._device.recv(array, source, tag)
+        self._record("recv", 0 if source == self.rank else array.nbytes, started)
 
     # --- objects ---------------------------------------------------------------------------------
 
@@ -634,22 +563,24 @@ class Communicator(ABC):
 
     # Sizes are checked, there are at least two ranks (but for send and recv), arrays are flat,
     # C-contiguous and in host memory; those of `_send` and `_recv` may be on a GPU where
-    # `device_messages` has found that MPI takes them. What a blocking call returns is complete.
+    # `device_messages` has found that MPI takes them. Calls that return no request, and those of
+    # `_send` and `_recv` that block, return when they are complete.
 
     @abstractmethod
     def _barrier(self) -> None: ...
 
     @abstractmethod
-    def _all_gather(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
-    ) -> Request: ...
+    def _all_gather(self, send: np.ndarray, recv: np.ndarray, counts: Counts) -> None: ...
+
+    @abstractmethod
+    def _start_all_gather(self, send: np.ndarray, recv: np.ndarray, counts: Counts) -> Request: ...
 
     def _all_gather_agreed(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, token: int, what: object
     ) -> None:
         """Gather, once the ranks have compared a token."""
         self.agree(token, what)
-        self._all_gather(send, recv, counts, True)
+        self._all_gather(send, recv, counts)
 
     def _all_to_all_agreed(
         self,
@@ -665,40 +596,28 @@ class Communicator(ABC):
         self.agree(token, what)
         if fill is not None:
             fill()
-        self._all_to_all(send, recv, send_counts, recv_counts, True)
+        self._all_to_all(send, recv, send_counts, recv_counts)
 
     @abstractmethod
-    def _all_reduce(
-        self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool
-    ) -> Request: ...  # send may be recv
-
-    @abstractmethod
-    def _reduce_scatter(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
-    ) -> Request: ...
+    def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str) -> None: ...  # perhaps one
 
     @abstractmethod
     def _all_to_all(
-        self,
-        send: np.ndarray,
-        recv: np.ndarray,
-        send_counts: Counts,
-        recv_counts: Counts,
-        blocking: bool,
-    ) -> Request: ...
+        self, send: np.ndarray, recv: np.ndarray, send_counts: Counts, recv_counts: Counts
+    ) -> None: ...
 
     @abstractmethod
-    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request: ...
+    def _broadcast(self, array: np.ndarray, root: int) -> None: ...
 
     @abstractmethod
     def _scatter(
-        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
-    ) -> Request: ...
+        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int
+    ) -> None: ...
 
     @abstractmethod
     def _gather(
-        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
-    ) -> Request: ...
+        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int
+    ) -> None: ...
 
     @abstractmethod
     def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request: ...
@@ -713,9 +632,8 @@ class Communicator(ABC):
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]: ...
 
 
-def _copy(send: Buffer, recv: Buffer) -> Request:
+def _copy(send: Buffer, recv: Buffer) -> None:
     _backend.assign(recv.reshape(-1), send.reshape(-1))
-    return Completed(recv)
 
 
 def _moves_on_device(buffer: Buffer, nbytes: int) -> bool:
@@ -730,25 +648,19 @@ def _total(counts: Counts | None, part: Buffer, n: int) -> int:
     return int(part.size) * n if counts is None else sum(map(int, counts))
 
 
-def _result_buffer(
-    array: Buffer,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    out: Buffer | None,
-    collective: str,
-) -> Buffer:
+def _result_buffer(array: Buffer, dtype: np.dtype[Any], out: Buffer | None) -> Buffer:
     """Return ``out`` after checking that it takes the result, or a new array."""
     if out is None:
-        return _memory.empty(shape, dtype, _backend.device_of(array))
-    check_buffer(out, "receive", collective)
+        return _memory.empty(array.shape, dtype, _backend.device_of(array))
+    check_buffer(out, "receive", "all_reduce")
     if out.dtype != dtype:
         raise DTypeError(
-            f"{collective} of {array.dtype} values gives {dtype}, not the {out.dtype} of the "
+            f"all_reduce of {array.dtype} values gives {dtype}, not the {out.dtype} of the "
             "receive buffer; pass one of that dtype"
         )
-    if out.shape != shape:
+    if out.shape != array.shape:
         raise ArgumentError(
-            f"{collective} gives an array of shape {shape}, not the {out.shape} of the receive "
+            f"all_reduce gives an array of shape {array.shape}, not the {out.shape} of the receive "
             "buffer; pass one of that shape"
         )
     return out

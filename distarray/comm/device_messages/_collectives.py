@@ -16,13 +16,11 @@ from distarray.comm import _backend, _memory
 from distarray.comm._block_reduction import reduce_into
 from distarray.comm._collectives import (
     OWN_TAG,
-    Counts,
     PairwiseCollectives,
     Ranges,
     ranges,
     split_parts,
 )
-from distarray.comm._requests import DONE, Completed, Pending, Request
 from distarray.comm.device_messages._awareness import verdict
 from distarray.comm.device_messages._exchange import (
     Message,
@@ -47,102 +45,70 @@ class DeviceCollectives(PairwiseCollectives):
 
     # --- moving ----------------------------------------------------------------------------------
 
-    def broadcast(self, array: Buffer, root: int, blocking: bool) -> Request:
+    def broadcast(self, array: Buffer, root: int) -> None:
         """Put the root's values into every rank's ``array``.
 
-        A blocking call takes two exchanges, so that the root sends everything twice at most and
-        not once for every rank (van de Geijn's scatter and all-gather).
+        It takes two exchanges, so that the root sends everything twice at most and not once for
+        every rank (van de Geijn's scatter and all-gather).
         """
         is_root = self._rank == root
         sends: Ranges = {}
-        if not blocking or self._size == 2:
+        if self._size == 2:
             sends = self._all_of(array) if is_root else {}
             receives = {} if is_root else {root: (0, array.size)}
-            return self._exchange(array, sends, array, receives, blocking)
+            self._exchange(array, sends, array, receives)
+            return
         each = ranges(_even(array.size, self._size))
         mine = each[self._rank]
         sends, receives = (each, {}) if is_root else ({}, {root: mine})
-        self._exchange(array, sends, array, receives, True)
+        self._exchange(array, sends, array, receives)
         sends = dict.fromkeys(range(self._size), mine)
         del sends[root]
-        return self._exchange(array, sends, array, {} if is_root else each, True)
+        self._exchange(array, sends, array, {} if is_root else each)
 
-    def send(self, array: Buffer, dest: int, tag: int, blocking: bool) -> Request:
+    def send(self, array: Buffer, dest: int, tag: int) -> None:
         """Send values to one rank."""
-        plan = Plan(_messages(array, _whole(array, dest)), [])
-        return self._between_two(plan, tag, blocking)
+        self._between_two(Plan(_messages(array, _whole(array, dest)), []), tag)
 
-    def recv(self, array: Buffer, source: int, tag: int, blocking: bool) -> Request:
+    def recv(self, array: Buffer, source: int, tag: int) -> None:
         """Fill an array with the values that one rank sends."""
-        plan = Plan([], _messages(array, _whole(array, source)))
-        return self._between_two(plan, tag, blocking)
+        self._between_two(Plan([], _messages(array, _whole(array, source))), tag)
 
     # --- reducing --------------------------------------------------------------------------------
 
-    def all_reduce(self, array: Buffer, out: Buffer, op: str, blocking: bool) -> Request:
+    def all_reduce(self, array: Buffer, out: Buffer, op: str) -> None:
         """Put the reduction of every rank's array into ``out``, which may be ``array``."""
-        assert blocking  # the parts are gathered when they are reduced
-        counts = _even(array.size, self._size)
-        target, each = out.reshape(-1), ranges(counts)
-        mine = each[self._rank]
-        part = target[slice(*mine)]
-        self.reduce_scatter(array, part, counts, op, True, in_place=array is out)
-        sends = dict.fromkeys(range(self._size), mine)
-        return self._exchange(target, sends, target, each, True)
-
-    def reduce_scatter(
-        self,
-        send: Buffer,
-        recv: Buffer,
-        counts: Counts,
-        op: str,
-        blocking: bool,
-        *,
-        in_place: bool = False,
-    ) -> Request:
-        """Reduce every rank's ``send``, and put part ``rank`` of it into ``recv``.
-
-        ``recv`` may lie in ``send``, where its own part is, if ``in_place`` says so.
-        """
-        flat = send.reshape(-1)
-        n, rank = counts[self._rank], self._rank
-        own = split_parts(flat, counts)[rank]
-        device = _backend.device_of(send)
-        if in_place:
-            copy = _memory.empty((n,), flat.dtype, device)
-            _backend.assign(copy, own)
-            own = copy
+        flat, target = array.reshape(-1), out.reshape(-1)
+        counts, rank = _even(array.size, self._size), self._rank
+        each = ranges(counts)
+        n, mine, device = counts[rank], slice(*each[rank]), _backend.device_of(array)
+        own = flat[mine]
+        if array is out:  # where the result goes
+            own = _memory.empty((n,), flat.dtype, device)
+            _backend.assign(own, flat[mine])
         received = [n] * self._size
         received[rank] = 0
         others = _memory.empty((n * (self._size - 1),), flat.dtype, device)
         sources = split_parts(others, received)
         sources[rank] = own
-
-        def reduce() -> None:
-            if n:
-                reduce_into(recv.reshape(-1), sources, op)
-
-        request = self._exchange(flat, ranges(counts), others, ranges(received), blocking)
-        if isinstance(request, Completed):
-            reduce()
-            return DONE
-        return Pending(request, (), reduce)
+        self._exchange(flat, each, others, ranges(received))
+        if n:
+            reduce_into(target[mine], sources, op)
+        self._exchange(target, dict.fromkeys(range(self._size), each[rank]), target, each)
 
     # --- which way -------------------------------------------------------------------------------
 
-    def _move(
-        self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges, blocking: bool
-    ) -> Request:
+    def _move(self, send: Buffer, sends: Ranges, recv: Buffer, receives: Ranges) -> None:
         if self._direct is None:
             self._direct = verdict(self._communicator).direct
         way = exchange_direct if self._direct else exchange_staged
-        plan = Plan(_messages(send, sends), _messages(recv, receives))
-        return way(self._communicator, plan, OWN_TAG, blocking)
+        way(self._communicator, Plan(_messages(send, sends), _messages(recv, receives)), OWN_TAG)
 
-    def _between_two(self, plan: Plan, tag: int, blocking: bool) -> Request:
+    def _between_two(self, plan: Plan, tag: int) -> None:
         if self._direct:
-            return exchange_direct(self._communicator, plan, tag, blocking, in_chunks=True)
-        return exchange_staged(self._communicator, plan, tag, blocking)
+            exchange_direct(self._communicator, plan, tag, in_chunks=True)
+        else:
+            exchange_staged(self._communicator, plan, tag)
 
 
 def _even(size: int, n: int) -> list[int]:

@@ -8,13 +8,11 @@ stream is waited for before, as mpi4py's tutorial asks ("GPU-aware MPI + Python 
 
 Messages *through host memory* are cut into chunks. A chunk that is sent is copied from the device
 on a stream of our own; when the copy is there, MPI sends it, while the next is being copied. Of
-what is received one chunk is copied to the device while MPI receives the next. A blocking call has
-a few chunks under way in each direction. One that does not block hands all of its messages to MPI
-before it returns, so that they arrive whatever this rank does next; it takes as much pinned memory
-as it moves. Before the first copy our streams wait for the work queued on the current stream, which
-makes the values (on the device: the host goes on); the host waits for each copy from the device
-before MPI reads it; and a request is complete when the last copy to the device is. Nothing waits
-for the whole device.
+what is received one chunk is copied to the device while MPI receives the next: a few chunks are
+under way in each direction. Before the first copy our streams wait for the work queued on the
+current stream, which makes the values (on the device: the host goes on); the host waits for each
+copy from the device before MPI reads it; and a call returns when the last copy to the device is
+complete. Nothing waits for the whole device.
 
 Between two ranks messages stay in order, both cut a message alike, and both ways may meet. The
 order in which a rank goes through its messages is part of one order of all messages of the
@@ -33,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._requests import DONE, Pending, Request
+from distarray.comm._requests import Request
 from distarray.comm.cuda import _pinned
 from distarray.comm.failures._waits import waiting
 from distarray.typing import Buffer
@@ -45,7 +43,7 @@ CHUNK_BYTES: Final = 4 << 20
 """Bytes of a chunk, the same on all ranks; not measured."""
 
 DEPTH: Final = 3
-"""Chunks that a blocking call has under way in each direction: one is copied, one is with MPI, and
+"""Chunks that are under way in each direction: one is copied, one is with MPI, and
 one more makes up for the slower of the two; not measured."""
 
 
@@ -75,15 +73,15 @@ class Plan(NamedTuple):
 
 
 def exchange_direct(
-    communicator: Communicator, plan: Plan, tag: int, blocking: bool, *, in_chunks: bool = False
-) -> Request:
+    communicator: Communicator, plan: Plan, tag: int, *, in_chunks: bool = False
+) -> None:
     """Send and receive messages as they are, as `exchange_staged` does through host memory.
 
     With ``in_chunks`` they are cut as there: the other rank may stage them.
     """
     messages = (*plan.sends, *plan.receives)
     if not messages:
-        return DONE
+        return
     buffer = messages[0].buffer
     with buffer.device:
         _backend.namespace_of(buffer).cuda.get_current_stream().synchronize()
@@ -97,27 +95,9 @@ def exchange_direct(
             for start, stop in _cuts(message, in_chunks)
             for peer in message.peers
         ]
-        pending = Pending(_All(requests), [message.buffer for message in messages])
-        if blocking:
-            with waiting("values on their way between GPUs"):
-                pending.wait()
-            return DONE
-        return pending
-
-
-class _All:
-    """Requests that are complete when all are, as a ``Handle``."""
-
-    def __init__(self, requests: list[Request]) -> None:
-        self._requests = requests
-
-    def wait(self) -> None:
-        while not self.test():
-            time.sleep(0)
-
-    def test(self) -> bool:
-        self._requests = [request for request in self._requests if not request.test()]
-        return not self._requests
+        with waiting("values on their way between GPUs"):
+            while requests := [request for request in requests if not request.test()]:
+                time.sleep(0)
 
 
 def _cuts(message: Message, in_chunks: bool) -> list[tuple[int, int]]:
@@ -130,17 +110,12 @@ def _cuts(message: Message, in_chunks: bool) -> list[tuple[int, int]]:
 # --- through host memory -------------------------------------------------------------------------
 
 
-def exchange_staged(communicator: Communicator, plan: Plan, tag: int, blocking: bool) -> Request:
-    """Send and receive messages of buffers on one GPU; the request is complete when they are."""
-    messages = (*plan.sends, *plan.receives)
-    if not messages:
-        return DONE
-    moving = _Exchange(communicator, plan, tag, DEPTH if blocking else None)
-    if blocking:
+def exchange_staged(communicator: Communicator, plan: Plan, tag: int) -> None:
+    """Send and receive messages of buffers on one GPU."""
+    if plan.sends or plan.receives:
+        moving = _Exchange(communicator, plan, tag)
         with waiting("values on their way between GPUs"):
             moving.wait()
-        return DONE
-    return Pending(moving, [message.buffer for message in messages])
 
 
 # --- chunks --------------------------------------------------------------------------------------
@@ -240,13 +215,10 @@ _Post = Callable[[np.ndarray, int], Request]
 class _Lane:
     """Pieces that go one way, some at a time: in two stages, one after the other."""
 
-    def __init__(
-        self, xp: Any, stream: Any, pieces: list[_Piece], window: int, begin: _Post
-    ) -> None:
+    def __init__(self, xp: Any, stream: Any, pieces: list[_Piece], begin: _Post) -> None:
         self._xp = xp
         self._stream = stream
         self._pieces = deque(pieces)
-        self._window = window
         self._begin = begin
         self._copying: deque[_Chunk] = deque()
         self._moving: deque[_Chunk] = deque()
@@ -256,8 +228,7 @@ class _Lane:
         return not (self._pieces or self._copying or self._moving)
 
     def _has_room(self) -> bool:
-        under_way = len(self._copying) + len(self._moving)
-        return bool(self._pieces) and under_way < self._window
+        return bool(self._pieces) and len(self._copying) + len(self._moving) < DEPTH
 
     def _take(self, piece: _Piece) -> _Chunk:
         return _Chunk(piece, _pinned.pool.take(self._xp, piece.part.size))
@@ -270,35 +241,22 @@ class _Outgoing(_Lane):
         """Do what can be done without waiting; tell whether that was anything."""
         moved = False
         while self._has_room():
-            self._load()
+            piece = self._pieces[0]
+            chunk = self._take(piece)
+            piece.part.get(stream=self._stream, out=chunk.host, blocking=False)
+            chunk.copied = _mark(self._xp, self._stream)
+            self._copying.append(chunk)
+            self._pieces.popleft()
             moved = True
         while self._copying and self._copying[0].copied.done:
-            self._post()
+            chunk = self._copying.popleft()
+            self._moving.append(chunk)
+            chunk.post(self._begin)
             moved = True
         while self._moving and self._moving[0].test():
             self._moving.popleft()
             moved = True
         return moved
-
-    def post_all(self) -> None:
-        """Hand every message to MPI."""
-        while self._pieces:
-            self._load()
-        while self._copying:
-            self._copying[0].copied.synchronize()
-            self._post()
-
-    def _load(self) -> None:
-        chunk = self._take(self._pieces[0])
-        chunk.piece.part.get(stream=self._stream, out=chunk.host, blocking=False)
-        chunk.copied = _mark(self._xp, self._stream)
-        self._copying.append(chunk)
-        self._pieces.popleft()
-
-    def _post(self) -> None:
-        chunk = self._copying.popleft()
-        self._moving.append(chunk)
-        chunk.post(self._begin)
 
 
 class _Incoming(_Lane):
@@ -306,7 +264,7 @@ class _Incoming(_Lane):
 
     def advance(self) -> bool:
         """Do what can be done without waiting; tell whether that was anything."""
-        moved = self.post_all()
+        moved = self.ask()
         while self._moving and self._moving[0].test():
             chunk = self._moving.popleft()
             chunk.piece.part.set(chunk.host, stream=self._stream)
@@ -318,7 +276,7 @@ class _Incoming(_Lane):
             moved = True
         return moved
 
-    def post_all(self) -> bool:
+    def ask(self) -> bool:
         """Ask MPI for as many messages as there is room for; tell whether that was any."""
         moved = False
         while self._has_room():
@@ -330,20 +288,14 @@ class _Incoming(_Lane):
 
 
 class _Exchange:
-    """The two lanes of an exchange, as a ``Handle``.
+    """The two lanes of an exchange."""
 
-    With ``window`` None all messages are under way when it has been made.
-    """
-
-    def __init__(
-        self, communicator: Communicator, plan: Plan, tag: int, window: int | None
-    ) -> None:
+    def __init__(self, communicator: Communicator, plan: Plan, tag: int) -> None:
         buffer = (*plan.sends, *plan.receives)[0].buffer
         xp = _backend.namespace_of(buffer)
         self._device = buffer.device
         sends = _pieces(plan.sends)
         receives = _pieces(plan.receives)
-        limit = max(len(sends), len(receives)) if window is None else window
 
         def send(host: np.ndarray, peer: int) -> Request:
             return communicator._send(host, peer, tag, False)
@@ -357,20 +309,13 @@ class _Exchange:
             for stream in self._streams:
                 stream.wait_event(ready)
             load, store = self._streams
-            self._outgoing = _Outgoing(xp, load, sends, limit, send)
-            self._incoming = _Incoming(xp, store, receives, limit, receive)
+            self._outgoing = _Outgoing(xp, load, sends, send)
+            self._incoming = _Incoming(xp, store, receives, receive)
             try:
-                self._incoming.post_all()
-                if window is None:
-                    self._outgoing.post_all()
+                self._incoming.ask()
             except BaseException:
                 self._let_go()
                 raise
-
-    def test(self) -> bool:
-        """Tell whether the exchange is complete, and help it along."""
-        self._advance()
-        return self._outgoing.done and self._incoming.done
 
     def wait(self) -> None:
         """Return when the exchange is complete."""

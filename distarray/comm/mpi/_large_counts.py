@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.comm._collectives import Counts, split_parts
-from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
+from distarray.comm.mpi._datatypes import carrier, moving_type
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:
@@ -35,11 +34,6 @@ def library_displaces() -> bool:
     return min(MPI.VERSION, MPI.Get_version()[0]) >= 4 and "Intel" not in MPI.get_vendor()[0]
 
 
-def exceeds(count: int) -> bool:
-    """Tell whether a count is too large for one operation."""
-    return count > LIMIT
-
-
 def end_exceeds(count: int) -> bool:
     """Tell whether the end of a displaced part is too large for the library."""
     return count > LIMIT and not library_displaces()
@@ -56,7 +50,7 @@ def any_end_exceeds(comm: MPI.Intracomm, count: int) -> bool:
     return bool(flag[0])
 
 
-def _pieces(array: Buffer) -> list[list[Any]]:
+def pieces(array: Buffer) -> list[list[Any]]:
     """Return an array as messages, none longer than the limit; one on a GPU is flat bytes."""
     largest = LIMIT
     kind = moving_type(array.itemsize)
@@ -81,46 +75,9 @@ def _on_device(array: Buffer) -> Any:
 
 def send(comm: MPI.Intracomm, array: Buffer, dest: int, tag: int) -> list[MPI.Request]:
     """Send values to one rank; it receives them with ``recv`` and as many."""
-    return [comm.Isend(piece, dest, tag) for piece in _pieces(array)]
+    return [comm.Isend(piece, dest, tag) for piece in pieces(array)]
 
 
 def recv(comm: MPI.Intracomm, array: Buffer, source: int, tag: int) -> list[MPI.Request]:
     """Receive as many values from one rank as the array has elements."""
-    return [comm.Irecv(piece, source, tag) for piece in _pieces(array)]
-
-
-def broadcast(comm: MPI.Intracomm, array: np.ndarray, root: int) -> list[MPI.Request]:
-    """Broadcast in pieces."""
-    return [comm.Ibcast(piece, root) for piece in _pieces(array)]
-
-
-def all_reduce(comm: MPI.Intracomm, send: Any, recv: np.ndarray, op: str) -> list[MPI.Request]:
-    """Reduce in pieces; ``send`` may be ``MPI.IN_PLACE``."""
-    kind, how = reducing_type(recv.dtype, op)
-    largest = LIMIT
-    requests = []
-    for start in range(0, recv.size, largest):
-        target = recv[start : start + largest]
-        source = send
-        if isinstance(send, np.ndarray):
-            source = [carrier(send[start : start + largest]), target.size, kind]
-        requests.append(comm.Iallreduce(source, [carrier(target), target.size, kind], how))
-    return requests
-
-
-def reduce_scatter(
-    comm: MPI.Intracomm, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str
-) -> list[MPI.Request]:
-    """Reduce every rank's part to that rank, in pieces."""
-    kind, how = reducing_type(recv.dtype, op)
-    largest = LIMIT
-    requests = []
-    for root, part in enumerate(split_parts(send, counts)):
-        for start in range(0, part.size, largest):
-            source = part[start : start + largest]
-            target = None
-            if root == comm.Get_rank():
-                piece = recv[start : start + largest]
-                target = [carrier(piece), piece.size, kind]
-            requests.append(comm.Ireduce([carrier(source), source.size, kind], target, how, root))
-    return requests
+    return [comm.Irecv(piece, source, tag) for piece in pieces(array)]

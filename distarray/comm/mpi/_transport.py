@@ -127,16 +127,10 @@ class MPICommunicator(Communicator):
 
     # --- calls of MPI ----------------------------------------------------------------------------
 
-    def _call(self, name: str, blocking: bool, buffer: Buffer, *arguments: Any) -> Request:
+    def _call(self, name: str, buffer: Buffer, *arguments: Any) -> None:
         """Make a collective call of MPI; the buffer says in messages what it moves."""
-        what = _Call(name, buffer)
-        mpi = self._group.mpi
-        if blocking:
-            with waiting(what, self._group.next_call()):
-                getattr(mpi, name)(*arguments)
-            return DONE
-        request = getattr(mpi, f"I{name.lower()}")(*arguments)
-        return self._request([request], what, False, arguments)
+        with waiting(_Call(name, buffer), self._group.next_call()):
+            getattr(self._group.mpi, name)(*arguments)
 
     def _request(
         self, requests: list[MPI.Request], what: _Call, blocking: bool, buffers: Any = ()
@@ -165,23 +159,32 @@ class MPICommunicator(Communicator):
             nbytes = 32 * (self.size - 1) // self.size  # of an all-reduce of two numbers
             _log.record_agreement(self.name, nbytes, perf_counter() - started)
 
-    def _all_gather(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
-    ) -> Request:
-        if blocking and recv.nbytes <= SMALL_BYTES:
+    def _all_gather(self, send: np.ndarray, recv: np.ndarray, counts: Counts) -> None:
+        if recv.nbytes <= SMALL_BYTES:
             # Hashes of tuples of integers are the same in every process, and need not be kept.
             token = _token("all_gather", recv.dtype) ^ (hash(counts) & _TOKENS)
             if self._gather_small(send, recv, counts, token, "all_gather"):
-                return DONE
+                return
         if _large_counts.end_exceeds(recv.size):
-            return _LargeCollectives(self).all_gather(send, recv, counts, blocking)
+            _LargeCollectives(self).all_gather(send, recv, counts)
+            return
         kind = moving_type(recv.itemsize)
         source, target = carrier(send), carrier(recv)
         if counts.count(counts[0]) == self.size:
             both = [source, counts[0], kind], [target, counts[0], kind]
-            return self._call("Allgather", blocking, recv, *both)
-        bothv = [source, send.size, kind], [target, counts, None, kind]
-        return self._call("Allgatherv", blocking, recv, *bothv)
+            self._call("Allgather", recv, *both)
+        else:
+            bothv = [source, send.size, kind], [target, counts, None, kind]
+            self._call("Allgatherv", recv, *bothv)
+
+    def _start_all_gather(self, send: np.ndarray, recv: np.ndarray, counts: Counts) -> Request:
+        if _large_counts.end_exceeds(recv.size):
+            self._all_gather(send, recv, counts)
+            return DONE
+        kind = moving_type(recv.itemsize)
+        both = [carrier(send), send.size, kind], [carrier(recv), counts, None, kind]
+        request = self._group.mpi.Iallgatherv(*both)
+        return self._request([request], _Call("Allgatherv", recv), False, both)
 
     def _gather_small(
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, token: int, what: object
@@ -222,7 +225,7 @@ class MPICommunicator(Communicator):
             self._group.all_to_all(parts, into, token, what, fill)
         else:
             self._compare(token, what, fill)
-            self._all_to_all(send, recv, send_counts, recv_counts, True)
+            self._all_to_all(send, recv, send_counts, recv_counts)
 
     @cached_property
     def sends_parts(self) -> bool:
@@ -278,78 +281,51 @@ class MPICommunicator(Communicator):
             self._exchange, self._inline = self._group.exchange, self.short_bytes
         return self._exchange
 
-    def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
+    def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str) -> None:
         from mpi4py import MPI
 
-        most = max(_REDUCED_BYTES, _REDUCED_BY_EACH * self.size)
-        if blocking and recv.nbytes > most:
-            n = most // recv.itemsize
-            for start in range(0, recv.size, n):
-                piece = recv[start : start + n]
-                source = piece if send is recv else send[start : start + n]
-                self._all_reduce(source, piece, op, True)
-            return DONE
-        if _large_counts.exceeds(recv.size):
-            whole = MPI.IN_PLACE if send is recv else send
-            requests = _large_counts.all_reduce(self._group.mpi, whole, recv, op)
-            return self._request(requests, _Call("Allreduce", recv), blocking, send)
+        most = max(_REDUCED_BYTES, _REDUCED_BY_EACH * self.size) // recv.itemsize
+        most = min(most, _large_counts.LIMIT)
         kind, how = reducing_type(recv.dtype, op)
-        message = MPI.IN_PLACE if send is recv else [carrier(send), send.size, kind]
-        target = [carrier(recv), recv.size, kind]
-        return self._call("Allreduce", blocking, recv, message, target, how)
-
-    def _reduce_scatter(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
-    ) -> Request:
-        if _large_counts.exceeds(send.size):
-            requests = _large_counts.reduce_scatter(self._group.mpi, send, recv, counts, op)
-            return self._request(requests, _Call("Reduce_scatter", send), blocking, recv)
-        kind, how = reducing_type(recv.dtype, op)
-        both = [carrier(send), send.size, kind], [carrier(recv), recv.size, kind]
-        return self._call("Reduce_scatter", blocking, send, *both, counts, how)
+        for start in range(0, max(recv.size, 1), most):
+            target, source = recv[start : start + most], send[start : start + most]
+            message = MPI.IN_PLACE if send is recv else [carrier(source), source.size, kind]
+            self._call("Allreduce", recv, message, [carrier(target), target.size, kind], how)
 
     def _all_to_all(
-        self,
-        send: np.ndarray,
-        recv: np.ndarray,
-        send_counts: Counts,
-        recv_counts: Counts,
-        blocking: bool,
-    ) -> Request:
+        self, send: np.ndarray, recv: np.ndarray, send_counts: Counts, recv_counts: Counts
+    ) -> None:
         if _large_counts.any_end_exceeds(self._group.mpi, max(send.size, recv.size)):
-            large = _LargeCollectives(self)
-            return large.all_to_all(send, recv, send_counts, recv_counts, blocking)
+            _LargeCollectives(self).all_to_all(send, recv, send_counts, recv_counts)
+            return
         kind = moving_type(recv.itemsize)
         source = [carrier(send), send_counts, None, kind]
         target = [carrier(recv), recv_counts, None, kind]
-        return self._call("Alltoallv", blocking, recv, source, target)
+        self._call("Alltoallv", recv, source, target)
 
-    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
-        if _large_counts.exceeds(array.size):
-            requests = _large_counts.broadcast(self._group.mpi, array, root)
-            return self._request(requests, _Call("Bcast", array), blocking)
-        message = [carrier(array), array.size, moving_type(array.itemsize)]
-        return self._call("Bcast", blocking, array, message, root)
+    def _broadcast(self, array: np.ndarray, root: int) -> None:
+        for piece in _large_counts.pieces(array):
+            self._call("Bcast", array, piece, root)
 
     def _scatter(
-        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
-    ) -> Request:
+        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int
+    ) -> None:
         if _large_counts.end_exceeds(sum(counts)):
-            return _LargeCollectives(self).scatter(send, recv, counts, root, blocking)
+            _LargeCollectives(self).scatter(send, recv, counts, root)
+            return
         kind = moving_type(recv.itemsize)
         source = None if send is None else [carrier(send), counts, None, kind]
         target = [carrier(recv), recv.size, kind]
-        return self._call("Scatterv", blocking, recv, source, target, root)
+        self._call("Scatterv", recv, source, target, root)
 
-    def _gather(
-        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
-    ) -> Request:
+    def _gather(self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int) -> None:
         if _large_counts.end_exceeds(sum(counts)):
-            return _LargeCollectives(self).gather(send, recv, counts, root, blocking)
+            _LargeCollectives(self).gather(send, recv, counts, root)
+            return
         kind = moving_type(send.itemsize)
         source = [carrier(send), send.size, kind]
         target = None if recv is None else [carrier(recv), counts, None, kind]
-        return self._call("Gatherv", blocking, send, source, target, root)
+        self._call("Gatherv", send, source, target, root)
 
     # --- point to point --------------------------------------------------------------------------
 
@@ -383,12 +359,12 @@ class MPICommunicator(Communicator):
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
         data = np.frombuffer(pickle.dumps(obj) if self.rank == root else b"", np.uint8)
         length = np.array([data.size], np.int64)
-        self._broadcast(length, root, True)
+        self._broadcast(length, root)
         if self.rank == root:
-            self._broadcast(data, root, True)
+            self._broadcast(data, root)
             return obj, 0
         data = np.empty(int(length[0]), np.uint8)
-        self._broadcast(data, root, True)
+        self._broadcast(data, root)
         return pickle.loads(data.tobytes()), data.nbytes
 
     # --- shared memory ---------------------------------------------------------------------------
@@ -526,17 +502,14 @@ class _LargeCollectives(PairwiseCollectives):
         super().__init__(communicator.rank, communicator.size)
         self._communicator = communicator
 
-    def _move(
-        self, send: np.ndarray, sends: Ranges, recv: np.ndarray, receives: Ranges, blocking: bool
-    ) -> Request:
+    def _move(self, send: np.ndarray, sends: Ranges, recv: np.ndarray, receives: Ranges) -> None:
         mpi = self._communicator.mpi
         requests = []
         for peer, (start, stop) in receives.items():
             requests += _large_counts.recv(mpi, recv[start:stop], peer, OWN_TAG)
         for peer, (start, stop) in sends.items():
             requests += _large_counts.send(mpi, send[start:stop], peer, OWN_TAG)
-        what = _Call("pairwise exchange", recv)
-        return self._communicator._request(requests, what, blocking, send)
+        self._communicator._request(requests, _Call("pairwise exchange", recv), True)
 
 
 _world: MPICommunicator | None = None

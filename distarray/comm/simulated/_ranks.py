@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from distarray.comm import _backend, _log
-from distarray.comm._collectives import Counts, offsets, split_parts
+from distarray.comm._collectives import Counts, split_parts
 from distarray.comm._communicator import SMALL_BYTES, Communicator
 from distarray.comm._reductions import reduce_in_order
 from distarray.comm._requests import DONE, Pending, Request
@@ -49,60 +49,41 @@ class SimulatedCommunicator(Communicator):
     # --- rounds ----------------------------------------------------------------------------------
 
     def _round(
-        self,
-        doing: str,
-        bringing: Any,
-        take: Callable[[list[Any]], None],
-        blocking: bool,
-        agree: object = None,
-    ) -> Request:
+        self, doing: str, bringing: Any, take: Callable[[list[Any]], None], agree: object = None
+    ) -> None:
+        self._enter(doing, bringing, take, agree).wait()
+
+    def _enter(
+        self, doing: str, bringing: Any, take: Callable[[list[Any]], None], agree: object = None
+    ) -> RoundHandle:
         agree = doing if agree is None else agree
         entered = self._group.join(self.rank, doing, bringing, agree)
-        if not blocking:
-            return Pending(RoundHandle(self._group, self.rank, entered, take))
-        take(self._group.await_round(self.rank, entered))
-        return DONE
+        return RoundHandle(self._group, self.rank, entered, take)
 
     def _barrier(self) -> None:
-        self._round("barrier", None, lambda _: None, True)
+        self._round("barrier", None, lambda _: None)
 
-    def _all_gather(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, blocking: bool
-    ) -> Request:
+    def _all_gather(self, send: np.ndarray, recv: np.ndarray, counts: Counts) -> None:
+        self._start_all_gather(send, recv, counts).wait()
+
+    def _start_all_gather(self, send: np.ndarray, recv: np.ndarray, counts: Counts) -> RoundHandle:
         def take(brought: list[Any]) -> None:
             for part, values in zip(split_parts(recv, counts), brought, strict=True):
                 _backend.assign(part, values)
 
         doing = f"all_gather of {send.dtype} counts {tuple(counts)}"
-        return self._round(doing, send.copy(), take, blocking)
+        return self._enter(doing, send.copy(), take)
 
-    def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str, blocking: bool) -> Request:
+    def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str) -> None:
         def take(brought: list[Any]) -> None:
             reduce_in_order(brought, op, recv)
 
         doing = f"all_reduce {op} of {send.size} {send.dtype}"
-        return self._round(doing, send.copy(), take, blocking)
-
-    def _reduce_scatter(
-        self, send: np.ndarray, recv: np.ndarray, counts: Counts, op: str, blocking: bool
-    ) -> Request:
-        starts = offsets(counts)
-        mine = slice(starts[self.rank], starts[self.rank + 1])
-
-        def take(brought: list[Any]) -> None:
-            reduce_in_order([values[mine] for values in brought], op, recv)
-
-        doing = f"reduce_scatter {op} of {send.dtype} counts {tuple(counts)}"
-        return self._round(doing, send.copy(), take, blocking)
+        self._round(doing, send.copy(), take)
 
     def _all_to_all(
-        self,
-        send: np.ndarray,
-        recv: np.ndarray,
-        send_counts: Counts,
-        recv_counts: Counts,
-        blocking: bool,
-    ) -> Request:
+        self, send: np.ndarray, recv: np.ndarray, send_counts: Counts, recv_counts: Counts
+    ) -> None:
         def take(brought: list[Any]) -> None:
             targets = split_parts(recv, recv_counts)
             for source, values in enumerate(brought):
@@ -114,38 +95,34 @@ class SimulatedCommunicator(Communicator):
                     )
                 _backend.assign(targets[source], values[self.rank])
 
-        return self._round(
-            f"all_to_all of {send.dtype}", split_parts(send.copy(), send_counts), take, blocking
-        )
+        self._round(f"all_to_all of {send.dtype}", split_parts(send.copy(), send_counts), take)
 
-    def _broadcast(self, array: np.ndarray, root: int, blocking: bool) -> Request:
+    def _broadcast(self, array: np.ndarray, root: int) -> None:
         def take(brought: list[Any]) -> None:
             if self.rank != root:
                 _backend.assign(array, brought[root])
 
         doing = f"broadcast of {array.size} {array.dtype} from rank {root}"
-        return self._round(doing, array.copy() if self.rank == root else None, take, blocking)
+        self._round(doing, array.copy() if self.rank == root else None, take)
 
     def _scatter(
-        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int, blocking: bool
-    ) -> Request:
+        self, send: np.ndarray | None, recv: np.ndarray, counts: Counts, root: int
+    ) -> None:
         def take(brought: list[Any]) -> None:
             _backend.assign(recv, brought[root][self.rank])
 
         doing = f"scatter of {recv.dtype} counts {tuple(counts)} from rank {root}"
         bringing = None if send is None else split_parts(send.copy(), counts)
-        return self._round(doing, bringing, take, blocking)
+        self._round(doing, bringing, take)
 
-    def _gather(
-        self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int, blocking: bool
-    ) -> Request:
+    def _gather(self, send: np.ndarray, recv: np.ndarray | None, counts: Counts, root: int) -> None:
         def take(brought: list[Any]) -> None:
             if recv is not None:
                 for part, values in zip(split_parts(recv, counts), brought, strict=True):
                     _backend.assign(part, values)
 
         doing = f"gather of {send.dtype} counts {tuple(counts)} to rank {root}"
-        return self._round(doing, send.copy(), take, blocking)
+        self._round(doing, send.copy(), take)
 
     def _send(self, array: np.ndarray, dest: int, tag: int, blocking: bool) -> Request:
         del blocking  # a message that is put down has left
@@ -164,13 +141,13 @@ class SimulatedCommunicator(Communicator):
     def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]:
         brought: list[bytes] = []
         mine = pickle.dumps(obj)
-        self._round("all_gather_object", mine, brought.extend, True)
+        self._round("all_gather_object", mine, brought.extend)
         return [pickle.loads(item) for item in brought], sum(map(len, brought)) - len(mine)
 
     def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
         brought: list[bytes] = []
         mine = pickle.dumps(obj) if self.rank == root else b""
-        self._round(f"broadcast_object from rank {root}", mine, brought.extend, True)
+        self._round(f"broadcast_object from rank {root}", mine, brought.extend)
         item = brought[root]
         return pickle.loads(item), 0 if self.rank == root else len(item)
 
@@ -195,7 +172,7 @@ class SimulatedCommunicator(Communicator):
             _backend.synchronize(shown)
         blocks: list[Any] = []
         doing = f"{what or 'views'} (token {token})"
-        self._round(doing, shown, blocks.extend, True, agree=("views", token, block.dtype))
+        self._round(doing, shown, blocks.extend, agree=("views", token, block.dtype))
         reached = self.reached()
         blocks = [one if near else None for one, near in zip(blocks, reached, strict=True)]
         blocks[self.rank] = block
@@ -204,7 +181,7 @@ class SimulatedCommunicator(Communicator):
         finally:
             _backend.synchronize(block)  # what was read of the others
             if closing and self._program.failure is None:
-                self._round("the end of views", None, lambda _: None, True)
+                self._round("the end of views", None, lambda _: None)
 
     def exchange_small(
         self, payload: bytes | memoryview, token: int, what: object = "", most: int | None = None
@@ -215,7 +192,7 @@ class SimulatedCommunicator(Communicator):
             return None
         brought: list[bytes] = []
         doing = f"{what or 'exchange'} (token {token})"
-        self._round(doing, bytes(payload), brought.extend, True, agree=("exchange", token))
+        self._round(doing, bytes(payload), brought.extend, agree=("exchange", token))
         return brought
 
     def reaches_all(self, device: str = "cpu") -> bool:

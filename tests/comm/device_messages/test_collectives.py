@@ -13,7 +13,6 @@ from tests.comm.collective_checks import REDUCED
 from tests.comm.device_messages import device_checks as checks
 
 RANKS = (2, 3)
-BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +38,16 @@ def on_ranks(ranks, check, *args, **kwargs):
     assert _pinned.pool.in_use == 0
 
 
-@BLOCKING
 @pytest.mark.parametrize("dtype", checks.MOVED)
-def test_values_of_every_dtype_move_unchanged(xp, way, dtype, blocking):
+def test_values_of_every_dtype_move_unchanged(xp, way, dtype):
     for size in checks.SIZES:
-        on_ranks(RANKS, checks.check_moves, xp, dtype, size, blocking=blocking)
+        on_ranks(RANKS, checks.check_moves, xp, dtype, size)
 
 
-@BLOCKING
 @pytest.mark.parametrize("op", REDUCED)
-def test_reductions_equal_numpys_for_every_dtype(xp, way, op, blocking):
+def test_reductions_equal_numpys_for_every_dtype(xp, way, op):
     for size in (3, 1500):
-        on_ranks((1, *RANKS), checks.check_reductions, xp, op, size, blocking=blocking)
+        on_ranks((1, *RANKS), checks.check_reductions, xp, op, size)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from distarray.testing import simulate
 from tests.comm.device_messages import late_device
 from tests.comm.device_messages.late_device import current, late
 
-BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])
 WAYS = pytest.mark.parametrize("way", ["0", "1"], ids=["staged", "direct"])
 CHUNK = 24
 
@@ -54,38 +53,37 @@ def held() -> int:
     return _pinned.pool.in_use
 
 
-def check_all_gather(c, counts, blocking, dtype="f4"):
+def check_all_gather(c, counts, dtype="f4"):
     everyone = [values(n, r, dtype) for r, n in enumerate(counts)]
     out = late(np.zeros(sum(counts), dtype))
-    request = c.all_gather(late(everyone[c.rank]), out, counts, blocking=blocking)
-    assert request.wait() is out
+    c.all_gather(late(everyone[c.rank]), out, counts)
     np.testing.assert_array_equal(out.get(), np.concatenate(everyone))
 
 
-def check_all_to_all(c, table, blocking):
+def check_all_to_all(c, table):
     pieces = {(s, d): values(table[s][d], 9 * s + d) for s in range(c.size) for d in range(c.size)}
     send = np.concatenate([pieces[c.rank, d] for d in range(c.size)])
     wanted = np.concatenate([pieces[s, c.rank] for s in range(c.size)])
     out = late(np.zeros(wanted.size, "f4"))
     receives = [table[s][c.rank] for s in range(c.size)]
-    c.all_to_all(late(send), out, table[c.rank], receives, blocking=blocking).wait()
+    c.all_to_all(late(send), out, table[c.rank], receives)
     np.testing.assert_array_equal(out.get(), wanted)
 
 
-def check_rooted(c, counts, root, blocking):
+def check_rooted(c, counts, root):
     everyone = [values(n, r) for r, n in enumerate(counts)]
     whole = np.concatenate(everyone)
     is_root = c.rank == root
     part = late(np.zeros(counts[c.rank], "f4"))
     source = late(whole) if is_root else None
-    c.scatter(source, part, counts, root, blocking=blocking).wait()
+    c.scatter(source, part, counts, root)
     np.testing.assert_array_equal(part.get(), everyone[c.rank])
     out = late(np.zeros(whole.size, "f4")) if is_root else None
-    c.gather(late(everyone[c.rank]), out, counts, root, blocking=blocking).wait()
+    c.gather(late(everyone[c.rank]), out, counts, root)
     if is_root:
         np.testing.assert_array_equal(out.get(), whole)
     array = late(whole) if is_root else late(np.zeros(whole.size, "f4"))
-    assert c.broadcast(array, root, blocking=blocking).wait() is array
+    c.broadcast(array, root)
     np.testing.assert_array_equal(array.get(), whole)
 
 
@@ -100,14 +98,14 @@ def test_values_arrive_whatever_the_counts(way, monkeypatch, data):
     n = data.draw(st.integers(2, 4))
     lists = st.lists(COUNTS, min_size=n, max_size=n)
     counts, table = data.draw(lists), data.draw(st.lists(lists, min_size=n, max_size=n))
-    root, blocking = data.draw(st.integers(0, n - 1)), data.draw(st.booleans())
+    root = data.draw(st.integers(0, n - 1))
     monkeypatch.setattr(_exchange, "DEPTH", data.draw(st.integers(1, 3)))
 
     def run():
         c = world()
-        check_all_gather(c, counts, blocking)
-        check_all_to_all(c, table, blocking)
-        check_rooted(c, counts, root, blocking)
+        check_all_gather(c, counts)
+        check_all_to_all(c, table)
+        check_rooted(c, counts, root)
 
     simulate(n, run, timeout=30)
     assert held() == 0
@@ -145,9 +143,9 @@ def test_few_chunks_under_way_suffice_where_each_waits_for_its_receiver(monkeypa
 
     def run():
         c = world()
-        check_all_gather(c, counts, True)
-        check_all_to_all(c, table, True)
-        check_rooted(c, counts, root, True)
+        check_all_gather(c, counts)
+        check_all_to_all(c, table)
+        check_rooted(c, counts, root)
 
     with monkeypatch.context() as patched:
         patched.setattr(_exchange, "DEPTH", data.draw(st.integers(1, 2)))
@@ -155,50 +153,16 @@ def test_few_chunks_under_way_suffice_where_each_waits_for_its_receiver(monkeypa
         simulate(n, run, timeout=20)
 
 
-@BLOCKING
 @pytest.mark.parametrize("dtype", ["?", "i1", "f2", "f8", "c16"])
-def test_items_of_any_size_move(dtype, blocking):
-    simulate(3, lambda: check_all_gather(world(), [7, 0, 30], blocking, dtype))
+def test_items_of_any_size_move(dtype):
+    simulate(3, lambda: check_all_gather(world(), [7, 0, 30], dtype))
 
 
-def test_many_requests_arrive_in_any_order_and_whatever_the_rank_does_before_it_waits():
-    def run():
-        c = world()
-        sizes = [50, 3, 0, 21, 64]
-        outs = [late(np.zeros(size * c.size, "f4")) for size in sizes]
-        requests = [
-            c.all_gather(late(values(size, 100 * i + c.rank)), out, blocking=False)
-            for i, (size, out) in enumerate(zip(sizes, outs, strict=True))
-        ]
-        mail = late(np.zeros(40, "f4"))
-        coming = c.recv(mail, (c.rank - 1) % c.size, 3, blocking=False)
-        going = c.send(late(values(40, c.rank)), (c.rank + 1) % c.size, 3, blocking=False)
-        order = list(range(len(sizes)))
-        if c.rank == 0:  # the others wait for what this rank has begun, and does not help along
-            for i in order:
-                requests[i].wait()
-        c.barrier()
-        for i in reversed(order):
-            requests[i].wait()
-        coming.wait()
-        going.wait()
-        c.barrier()
-        np.testing.assert_array_equal(mail.get(), values(40, (c.rank - 1) % c.size))
-        for i, (size, out) in enumerate(zip(sizes, outs, strict=True)):
-            wanted = [values(size, 100 * i + r) for r in range(c.size)]
-            np.testing.assert_array_equal(out.get(), np.concatenate(wanted))
-
-    simulate(3, run, timeout=30)
-    assert held() == 0
-
-
-def test_request_is_complete_only_when_the_values_are_on_the_device():
+def test_call_returns_when_the_values_are_on_the_device():
     def run():
         c = world()
         out = late(np.zeros(2 * 30, "f4"))
-        request = c.all_gather(late(values(30, c.rank)), out, blocking=False)
-        while not request.test():
-            pass
+        c.all_gather(late(values(30, c.rank)), out)
         other = 1 - c.rank
         part = out.memory[30 * other : 30 * (other + 1)]  # behind the back of every stream
         np.testing.assert_array_equal(part, values(30, other))
@@ -221,19 +185,12 @@ def test_receive_buffer_is_written_after_what_the_current_stream_does_to_it():
 def test_two_ranks_exchange_messages_of_one_tag_in_order():
     def run():
         c = world()
-        if c.rank == 0:
-            requests = [c.send(late(values(40, i)), 1, blocking=False) for i in range(3)]
-            c.send(late(values(40, 3)), 1)
-            for request in requests:
-                request.wait()
-        else:
-            outs = [late(np.zeros(40, "f4")) for _ in range(4)]
-            requests = [c.recv(out, 0, blocking=False) for out in outs[:2]]
-            for out in outs[2:]:
+        for i in range(4):
+            if c.rank == 0:
+                c.send(late(values(40, i)), 1)
+            else:
+                out = late(np.zeros(40, "f4"))
                 c.recv(out, 0)
-            for request in requests:
-                request.wait()
-            for i, out in enumerate(outs):
                 np.testing.assert_array_equal(out.get(), values(40, i))
 
     simulate(2, run)
@@ -267,7 +224,7 @@ def test_direct_messages_wait_for_the_current_stream_once(monkeypatch):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_blocking_calls_hold_a_few_chunks_and_requests_what_they_move(monkeypatch, depth):
+def test_calls_hold_a_few_chunks(monkeypatch, depth):
     monkeypatch.setattr(_exchange, "DEPTH", depth)
     seen = []
     take = _pinned.PinnedPool.take
@@ -279,11 +236,9 @@ def test_blocking_calls_hold_a_few_chunks_and_requests_what_they_move(monkeypatc
 
     monkeypatch.setattr(_pinned.PinnedPool, "take", watched)
     table = [[0, 100], [100, 0]]
-    simulate(2, lambda: check_all_to_all(world(), table, True))
+    simulate(2, lambda: check_all_to_all(world(), table))
     assert len(seen) == 2 * 2 * -(-400 // CHUNK)
     assert max(seen) <= 2 * 2 * depth * 32  # two ranks, two ways, chunks in buffers of 32 bytes
-    simulate(2, lambda: check_all_to_all(world(), table, False))
-    assert max(seen) > 2 * 2 * 3 * 32
     assert held() == 0
 
 
@@ -313,9 +268,8 @@ class BrokenError(RuntimeError):
     pass
 
 
-@BLOCKING
 @pytest.mark.parametrize("call", ["_send", "_recv"])
-def test_error_on_the_way_leaves_nothing_behind(monkeypatch, call, blocking):
+def test_error_on_the_way_leaves_nothing_behind(monkeypatch, call):
     calls = itertools.count()
     usual = getattr(SimulatedCommunicator, call)
 
@@ -326,15 +280,15 @@ def test_error_on_the_way_leaves_nothing_behind(monkeypatch, call, blocking):
 
     monkeypatch.setattr(SimulatedCommunicator, call, failing)
     with pytest.raises(BrokenError):
-        simulate(3, lambda: check_all_gather(world(), [60, 60, 60], blocking))
+        simulate(3, lambda: check_all_gather(world(), [60, 60, 60]))
     monkeypatch.undo()
     # Requests that nobody waits for any more let go when the next is made.
     gc.collect()
     for _ in range(4):
         Pending(_Done())
     assert _pinned.pool.in_use == 0
-    if blocking:  # no copy is queued that would write to memory somebody else has by now
-        assert [stream for stream in late_device.streams if stream.queue] == []
+    # No copy is queued that would write to memory somebody else has by now.
+    assert [stream for stream in late_device.streams if stream.queue] == []
 
 
 class _Done:
@@ -375,7 +329,7 @@ def test_small_values_go_by_host_memory_and_are_logged_alike(monkeypatch):
         c = world()
         for size in (8, 8000):
             with CommLog() as log:
-                check_all_gather(c, [size, size], True)
+                check_all_gather(c, [size, size])
             told.append((size, log.count("all_gather"), log.bytes(), log.count()))
 
     simulate(2, run)
@@ -422,6 +376,6 @@ def test_setting_that_is_not_known_is_refused_on_every_rank(monkeypatch):
 
     def run():
         with pytest.raises(ArgumentError, match=r"'yes'.*auto.*1 .*0 "):
-            check_all_gather(world(), [3, 3], True)
+            check_all_gather(world(), [3, 3])
 
     simulate(2, run)

@@ -88,7 +88,7 @@ def test_a_rank_of_another_node_is_waited_for_in_every_call_of_mpi():
         "comm = world()\ncomm.barrier()\nif rank == 0:\n    time.sleep(1.5)\n"
         "comm.all_gather(np.ones(9000), np.ones(27000))\n"
         "if rank == 0:\n    time.sleep(1.5)\n"
-        "comm.all_reduce(np.ones(9000), 'sum', blocking=False).wait()\n"
+        "comm.start_all_gather(np.ones(9000), np.ones(27000)).wait()\n"
     )
     ended = launch(program, DISTARRAY_SHARED_MEMORY="0")
     assert ended.status == 0, ended.said

@@ -14,8 +14,6 @@ from tests.comm import collective_checks as checks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
-BLOCKING = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "nonblocking"])
-
 
 @pytest.fixture(scope="module")
 def through_the_library():
@@ -32,20 +30,17 @@ def in_pieces(monkeypatch):
     monkeypatch.setattr(_large_counts, "library_displaces", lambda: False)
 
 
-@BLOCKING
-def test_values_of_every_dtype_move_unchanged(blocking):
+def test_values_of_every_dtype_move_unchanged():
     for dtype in checks.MOVED:
-        checks.check_all_gather(world(), dtype, blocking=blocking)
-        checks.check_all_to_all(world(), dtype, blocking=blocking)
-        checks.check_rooted(world(), dtype, blocking=blocking)
+        checks.check_all_gather(world(), dtype)
+        checks.check_all_to_all(world(), dtype)
+        checks.check_rooted(world(), dtype)
 
 
-@BLOCKING
-def test_reductions_equal_numpys_for_every_dtype(blocking):
+def test_reductions_equal_numpys_for_every_dtype():
     for op, chars in checks.REDUCED.items():
         for char in chars:
-            checks.check_all_reduce(world(), op, np.dtype(char), blocking=blocking)
-            checks.check_reduce_scatter(world(), op, np.dtype(char), blocking=blocking)
+            checks.check_all_reduce(world(), op, np.dtype(char))
 
 
 CHECKS = pytest.mark.parametrize(
@@ -78,21 +73,19 @@ def test_transport_passes_without_shared_memory(check, through_the_library):
 def test_small_reductions_agree_with_and_without_shared_memory(through_the_library):
     for op, chars in checks.REDUCED.items():
         for char in chars:
-            checks.check_all_reduce(through_the_library, op, np.dtype(char), blocking=True)
+            checks.check_all_reduce(through_the_library, op, np.dtype(char))
 
 
-@BLOCKING
 @pytest.mark.parametrize("char", ["f8", "?", "V5", "e"])
-def test_collectives_in_pieces_give_the_same(char, blocking, in_pieces, monkeypatch):
+def test_collectives_in_pieces_give_the_same(char, in_pieces, monkeypatch):
     monkeypatch.setattr(checks, "LARGE", 17)
     dtype = np.dtype(char)
     c = world()
-    checks.check_all_gather(c, dtype, blocking=blocking)
-    checks.check_all_to_all(c, dtype, blocking=blocking)
-    checks.check_rooted(c, dtype, blocking=blocking)
+    checks.check_all_gather(c, dtype)
+    checks.check_all_to_all(c, dtype)
+    checks.check_rooted(c, dtype)
     if dtype.kind != "V":
-        checks.check_reduce_scatter(c, "max", dtype, blocking=blocking)
-        checks.check_all_reduce(c, "max", dtype, blocking=blocking)
+        checks.check_all_reduce(c, "max", dtype)
 
 
 def test_point_to_point_and_in_place_in_pieces(in_pieces, monkeypatch):
@@ -117,7 +110,7 @@ def test_long_reductions_are_given_to_the_library_in_pieces(through_the_library,
     checks.check_nan_and_infinity(c)
     for op, chars in checks.REDUCED.items():
         for char in chars:
-            checks.check_all_reduce(c, op, np.dtype(char), blocking=True)
+            checks.check_all_reduce(c, op, np.dtype(char))
 
 
 def test_datatypes_are_made_once():
@@ -129,10 +122,11 @@ def test_datatypes_are_made_once():
 
 def test_abandoned_request_keeps_its_buffers_until_it_is_done():
     c = world()
-    for i in range(20):
-        c.all_reduce(np.full(checks.LARGE, float(i)), blocking=False)  # nobody waits
-    result = c.all_reduce(np.ones(checks.LARGE), blocking=False).wait()
-    np.testing.assert_array_equal(result, np.full(checks.LARGE, float(c.size)))
+    for i in range(20):  # nobody waits
+        c.start_all_gather(np.full(checks.LARGE, float(i)), np.empty(checks.LARGE * c.size))
+    result = np.empty(checks.LARGE * c.size)
+    c.start_all_gather(np.ones(checks.LARGE), result).wait()
+    np.testing.assert_array_equal(result, np.ones(checks.LARGE * c.size))
 
 
 def test_ranks_in_different_reductions_raise_on_all_and_go_on():
