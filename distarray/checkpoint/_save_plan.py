@@ -219,7 +219,7 @@ def _describe_held(block: Block, comm: Communicator, check: bool) -> HeldArray:
             if has_filling(values.dtype):
                 checksum = crc32(digest_of_items(values).encode(), checksum)
                 continue
-            for data in iterate_pieces(values, BLOCK_BYTES):
+            for data in iterate_pieces(values):
                 checksum = crc32(checksums(data, BLOCK_BYTES).encode(), checksum)
     held = tuple(piece.box for piece in block.pieces)
     layout = "" if comm.rank or block.layout is None else str(block.layout)

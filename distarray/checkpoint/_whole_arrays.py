@@ -98,7 +98,7 @@ def _write_box(file: int, block: Block, box: Box, offset: int, path: str) -> Non
     itemsize = values.itemsize
     if last - first == values.size:
         at = offset + first * itemsize
-        for data in iterate_pieces(values, BLOCK_BYTES):
+        for data in iterate_pieces(values):
             _files.write_at(file, data, at, path)
             at += len(data)
         return

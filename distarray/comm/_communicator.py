@@ -552,10 +552,6 @@ class Communicator(ABC):
         return False
 
     @abstractmethod
-    def abort(self, code: int = 1) -> None:
-        """End all ranks of the program."""
-
-    @abstractmethod
     def free(self) -> None:
         """Give back what the communicator holds; collective, and its last use."""
 

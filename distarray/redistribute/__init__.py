@@ -9,7 +9,6 @@ from distarray.redistribute._background import (
 )
 from distarray.redistribute._blocks import kept_partial
 from distarray.redistribute._cost import (
-    DEFAULT_MODEL,
     CostModel,
     Grid,
     Grids,
@@ -37,7 +36,7 @@ from distarray.redistribute._small_blocks import SmallBlocks, are_small, largest
 from distarray.redistribute._speeds import forget_speeds, keep_speeds
 
 __all__ = [
-    "DEFAULT_MODEL", "CostModel", "Grid", "Grids", "Handle", "Joined", "MeasuredModel", "Packed",
+    "CostModel", "Grid", "Grids", "Handle", "Joined", "MeasuredModel", "Packed",
     "Part", "Piece", "Plan", "SmallBlocks", "are_small", "check_dtype", "clear_plans",
     "count_rounds", "estimate", "exchange_views", "fetching", "forget_speeds", "gather_to",
     "keep_speeds", "kept_partial", "largest_block", "look_up", "plan", "read_in_place",

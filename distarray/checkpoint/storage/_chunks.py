@@ -120,7 +120,7 @@ def write_parts(path: str, parts: Sequence[Part], id: str) -> tuple[int, list[li
             values = part.piece.part(part.box)
             sums = ""
             step = block_items(BLOCK_BYTES, values.itemsize) * values.itemsize
-            for data in iterate_pieces(values, BLOCK_BYTES):
+            for data in iterate_pieces(values):
                 computed = thread.start(partial(checksums, data, step), len(data))
                 output.write(data)
                 sums += computed()
@@ -160,12 +160,12 @@ class _Output:
         self._at += len(data)
 
 
-def iterate_pieces(values: np.ndarray, block_bytes: int) -> Iterator[memoryview]:
+def iterate_pieces(values: np.ndarray) -> Iterator[memoryview]:
     """Yield the bytes of an array in C order, in pieces of whole blocks.
 
     A piece of an array that is not contiguous is valid until the next one.
     """
-    step = block_items(block_bytes, values.itemsize) * max(1, _WRITE_BYTES // block_bytes)
+    step = block_items(BLOCK_BYTES, values.itemsize) * (_WRITE_BYTES // BLOCK_BYTES)
     if values.flags.c_contiguous:
         data = _bytes(values.reshape(-1))
         for start in range(0, len(data), step * values.itemsize):

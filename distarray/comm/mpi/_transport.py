@@ -482,10 +482,6 @@ class MPICommunicator(Communicator):
         """Return the mpi4py communicator that the user may use."""
         return self._group.export()
 
-    def abort(self, code: int = 1) -> None:
-        """End all ranks of the program."""
-        import_mpi().COMM_WORLD.Abort(code)
-
     def free(self) -> None:
         """Free what MPI holds for these ranks."""
         self._group.free()

@@ -274,12 +274,6 @@ class SimulatedCommunicator(Communicator):
             "program under mpiexec"
         )
 
-    def abort(self, code: int = 1) -> None:
-        """End all ranks of the program."""
-        error = CommunicationError(f"simulated rank {self.ranks[self.rank]} aborted (code {code})")
-        self._program.fail(error, self.ranks[self.rank])
-        raise error
-
     def free(self) -> None:
         """Do nothing: the program holds what its ranks share."""
 

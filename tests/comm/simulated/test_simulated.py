@@ -148,16 +148,6 @@ def test_each_rank_logs_its_own_communication():
     assert simulate(3, run) == [(2, 0), (2, 16), (1, 0)]
 
 
-def test_abort_ends_all_ranks():
-    def run():
-        if world().rank == 1:
-            world().abort(3)
-        world().barrier()
-
-    with pytest.raises(CommunicationError, match=r"rank 1 aborted \(code 3\)"):
-        simulate(3, run)
-
-
 def test_no_ranks_are_refused():
     with pytest.raises(ArgumentError, match="n=0"):
         simulate(0, world)
