@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -39,8 +40,10 @@ _FAILED: Final = -1
 """In place of a count: this rank has an error."""
 
 _HEADER_BYTES: Final = 16
-"""Bytes before a small block in its message: whether its rank has an error. So many suit all data
-types."""
+"""Bytes before a small block in its message: so many suit all data types."""
+
+_HEADERS: Final = bytes(_HEADER_BYTES), b"\1".ljust(_HEADER_BYTES, b"\0")
+"""Of a rank without an error, and with one."""
 
 _FEW_ROWS: Final = 4096
 """Between nodes all ranks are told which rows each wants, up to so many of all together.
@@ -170,13 +173,13 @@ def pull_rows(
     if comm.size == 1:
         take_rows(rows, number, out)
         return out
-    kind = _kind([rows])
     pull = _Pull(comm, rows, blocks, number, out, token, what, error)
     if pull.of_small_blocks():
         if logs:
             nbytes = pull.count_others(number) * _row_bytes(rows)
             _log.record("rows", comm.name, nbytes, perf_counter() - started)
         return out
+    kind = _kind([rows])
     in_place = comm.reaches_all() and (kind == "cpu" or comm.reaches_all(kind))
     gathers = not in_place and kind == "cpu" and pull.gathers(most or 0)
     with _log.pause_logs():
@@ -446,10 +449,10 @@ class _Pull(NamedTuple):
 
         None where these are too long; raise alike where one has an error.
         """
-        head = bytes([self.error is not None]).ljust(_HEADER_BYTES, b"\0")
+        payload = _HEADERS[self.error is not None] + mine.tobytes()
         nbytes = _HEADER_BYTES + most
-        told = self.comm.exchange_small(head + mine.tobytes(), self.token, self.what, nbytes)
-        if told is not None and any(one[0] for one in told):
+        told = self.comm.exchange_small(payload, self.token, self.what, nbytes)
+        if told is not None and any(map(itemgetter(0), told)):
             with _log.pause_logs():
                 raise_failures(self.comm, self.error, self.what)
         return told

@@ -55,14 +55,16 @@ def pieces(array: Buffer) -> list[list[Any]]:
     largest = LIMIT
     kind = moving_type(array.itemsize)
     flat = carrier(array) if _backend.is_numpy(array) else _on_device(array)
-    per_item = len(flat) // max(array.size, 1)
+    if array.size <= largest:
+        return [[flat, array.size, kind]]
+    per_item = len(flat) // array.size
     return [
         [
             flat[start * per_item : (start + largest) * per_item],
             min(largest, array.size - start),
             kind,
         ]
-        for start in range(0, max(array.size, 1), largest)
+        for start in range(0, array.size, largest)
     ]
 
 
