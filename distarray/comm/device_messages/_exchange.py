@@ -43,8 +43,8 @@ CHUNK_BYTES: Final = 4 << 20
 """Bytes of a chunk, the same on all ranks; not measured."""
 
 DEPTH: Final = 3
-"""Chunks that are under way in each direction: one is copied, one is with MPI, and
-one more makes up for the slower of the two; not measured."""
+"""Chunks under way in each direction: one is copied, one is with MPI, and one more makes up for the
+slower of the two; not measured."""
 
 
 class Message(NamedTuple):

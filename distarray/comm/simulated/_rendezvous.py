@@ -180,7 +180,7 @@ class Group:
 
 
 class RoundHandle:
-    """A round entered and not yet left: what a non-blocking collective waits for."""
+    """A round entered and not yet left, as a request."""
 
     def __init__(
         self, group: Group, rank: int, entered: Round, take: Callable[[list[Any]], None]
@@ -203,7 +203,7 @@ class RoundHandle:
 
 
 class MailHandle:
-    """A message expected: what a non-blocking receive waits for."""
+    """A message expected, as a request."""
 
     def __init__(self, group: Group, key: Address, target: np.ndarray) -> None:
         self._group, self._key, self._target = group, key, target
