@@ -25,19 +25,24 @@ from distarray.torch._compat import (
 from distarray.torch._layouts import TensorMap
 from distarray.typing import Buffer
 
-ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
-"""A leaf for graphs to hang on: only ``backward()`` for all leaves reaches it."""
-
-
 register_worker_test(is_going_backward)
 
 
-def is_for_all_leaves() -> bool:
-    """Tell whether the pass under way, of a graph that hangs on the anchor, is ``backward()``.
+def make_anchor() -> torch.Tensor:
+    """Return a leaf for a graph to hang on: only ``backward()`` for all leaves reaches it.
+
+    Each graph has its own. Threads that share a leaf may stand still for ever, all of them: torch
+    2.13 waits for Python's lock while it holds the leaf's mutex, and for that with Python's lock.
+    """
+    return torch.zeros((), requires_grad=True, device="cpu")
+
+
+def is_for_all_leaves(anchor: torch.Tensor) -> bool:
+    """Tell whether the pass under way, of a graph that hangs on an anchor, is ``backward()``.
 
     It is not inside of ``torch.autograd.grad`` and ``backward(inputs=...)``.
     """
-    return will_execute(torch.autograd.graph.get_gradient_edge(ANCHOR).node)
+    return will_execute(torch.autograd.graph.get_gradient_edge(anchor).node)
 
 
 class BackwardPass(ABC):

@@ -15,7 +15,7 @@ import torch
 
 from distarray.errors import ModifiedError
 from distarray.torch import _compat
-from distarray.torch._backward import ANCHOR
+from distarray.torch._backward import make_anchor
 from distarray.torch._saved_tensors import Geometry
 from distarray.torch.fsdp._bucket import Bucket
 from distarray.torch.fsdp._parameter import ShardedParameter
@@ -28,8 +28,10 @@ class _Unshard(torch.autograd.Function):
     """Hand out a group's unsharded parameters; take their gradients all at once."""
 
     @staticmethod
-    def forward(ctx: Any, group: Group, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.group = group
+    def forward(
+        ctx: Any, group: Group, anchor: torch.Tensor, *_: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.group, ctx.anchor = group, anchor
         ctx.set_materialize_grads(False)
         unsharded = tuple(group.view_unsharded())
         needed = ctx.needs_input_grad[2:]
@@ -40,13 +42,13 @@ class _Unshard(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
-        return None, None, *ctx.group.reducer.reduce(gradients)
+        return None, None, *ctx.group.reducer.reduce(gradients, ctx.anchor)
 
 
 def trace_unsharded(group: Group, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the unsharded parameters of a group, as autograd knows them."""
     if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
-        return list(_Unshard.apply(group, ANCHOR, *shards))
+        return list(_Unshard.apply(group, make_anchor(), *shards))
     return group.view_unsharded()
 
 

@@ -180,8 +180,11 @@ class GradientReducer:
         self._has_unreduced = False
         return found
 
-    def reduce(self, gradients: Gradients) -> Gradients:
-        """Take gradients of unsharded parameters; return those of shards, None for later ones."""
+    def reduce(self, gradients: Gradients, anchor: torch.Tensor) -> Gradients:
+        """Take gradients of unsharded parameters; return those of shards, None for later ones.
+
+        The graph hangs on ``anchor``.
+        """
         if torch.is_grad_enabled():
             raise ArgumentError(
                 f"{self._group.name}: gradients of sharded parameters cannot be differentiated "
@@ -193,7 +196,7 @@ class GradientReducer:
         self._late.clear()
         for member in self._group.members:
             guard_hooks(member.parameter, self._late)
-        if not is_for_all_leaves():
+        if not is_for_all_leaves(anchor):
             return self.reduce_now(gradients)
         # As autograd does with those that were frozen after the forward pass.
         gradients = [

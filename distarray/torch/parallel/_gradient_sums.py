@@ -29,7 +29,7 @@ from torch import nn
 
 from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
-from distarray.torch._backward import ANCHOR, awaited, is_for_all_leaves
+from distarray.torch._backward import awaited, is_for_all_leaves, make_anchor
 from distarray.torch._compat import hooks_of, is_transforming, parameters_of, version
 from distarray.torch._layouts import TensorMap, note_whole, place
 from distarray.torch._modules import state_of
@@ -44,6 +44,7 @@ class _Joint:
 
     layout: Layout
     handle: torch.Tensor
+    anchor: torch.Tensor
     tensor: weakref.ref[torch.Tensor]
     version: int
     hooks: Sized
@@ -54,7 +55,7 @@ class _Joint:
 
     def is_unseen(self) -> bool:
         """Whether nobody can tell in this backward pass what the tensor receives."""
-        if not is_for_all_leaves():
+        if not is_for_all_leaves(self.anchor):
             return False
         tensor = self.tensor()
         return not len(self.hooks) and (tensor is None or not tensor.retains_grad)
@@ -113,10 +114,11 @@ def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tens
         result = move(tensor.view_as(tensor), there, back)
     _, together = routes_between(there.src, there.dst, [Partial()])
     together = way_back(tensor, there, together)
-    handle = _Handle.apply(tensor, ANCHOR, result.shape, there, together)
+    anchor = make_anchor()
+    handle = _Handle.apply(tensor, anchor, result.shape, there, together)
     result.register_hook(lambda _: None).remove()  # so that there is a dictionary of hooks to watch
     hooks: Sized = hooks_of(result)
-    joint = _Joint(there.dst, handle, weakref.ref(result), version(result), hooks)
+    joint = _Joint(there.dst, handle, anchor, weakref.ref(result), version(result), hooks)
     _joints.set(result, joint)
     return result
 
