@@ -41,6 +41,7 @@ from distarray.layout import box as boxes
 from distarray.torch import _buffers, _shards
 from distarray.torch._compat import is_wrapper_subclass
 from distarray.torch._layouts import Placed, own_placed, place, placed_of
+from distarray.torch._random import read_state
 from distarray.torch._shards import count_first_cut
 from distarray.torch.state._entries import ModuleState, OptimizerState
 from distarray.typing import Box
@@ -349,7 +350,7 @@ def register_all() -> None:
     register(torch.Tensor, Tensors())
     register(
         torch.Generator,  # these must be alike on all ranks
-        StateAdapter(torch.Generator.get_state, torch.Generator.set_state, "torch.Generator"),
+        StateAdapter(read_state, torch.Generator.set_state, "torch.Generator"),
     )
     register(nn.Module, Modules())
     register(Optimizer, Optimizers())
