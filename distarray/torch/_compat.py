@@ -7,6 +7,7 @@ said of versions is where a name came in, as far as torch's own history tells.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -45,6 +46,12 @@ def will_execute(node: Any) -> bool:
     Since 2.0. ``backward(inputs=...)`` and ``torch.autograd.grad`` leave nodes out, silently.
     """
     return bool(torch._C._will_engine_execute_node(node))
+
+
+# The first call makes a type, which other threads wait for with Python's own lock: for ever, where
+# what Python collects meanwhile lets them in. So one thread makes it now; None is no node.
+with suppress(RuntimeError):
+    will_execute(None)
 
 
 def is_in_function_forward() -> bool:

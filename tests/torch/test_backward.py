@@ -1,6 +1,9 @@
-"""What graphs of ranks hang on: leaves of each graph alone."""
+"""Backward passes of threads do not wait for each other inside of torch."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +63,41 @@ def test_ranks_share_no_leaf(distribute):
     one, two = ({id(leaf) for leaf in leaves} for leaves in found)
     assert len(one) > 4
     assert not one & two, found
+
+
+FIRST_LOOK = """
+import contextlib, faulthandler, gc, threading, time
+from distarray.torch._compat import will_execute
+
+def look_first():
+    with contextlib.suppress(RuntimeError):  # no backward pass is under way
+        gc.enable()
+        will_execute(None)
+    gc.disable()
+    inside.set()
+
+def look_second():
+    inside.wait()
+    with contextlib.suppress(RuntimeError):
+        will_execute(None)
+
+def let_others_in(*_):
+    inside.set()
+    time.sleep(0.1)
+
+gc.disable()
+gc.set_threshold(1)
+gc.callbacks.append(let_others_in)
+inside = threading.Event()
+threads = [threading.Thread(target=one, daemon=True) for one in (look_second, look_first)]
+for thread in threads:
+    thread.start()
+faulthandler.dump_traceback_later(20, exit=True)
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_look_first_while_garbage_is_collected():
+    done = subprocess.run([sys.executable, "-c", FIRST_LOOK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
