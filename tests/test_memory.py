@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import operator
+import threading
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -81,6 +83,24 @@ def test_memory_on_gpus_is_counted_and_given_back() -> None:
             da.memory.stats("cuda:99")
 
     simulate(1, program)
+
+
+def test_the_stand_in_takes_memory_back_while_it_hands_some_out() -> None:
+    cupy = stand_in()
+    if not hasattr(cupy, "operations"):
+        pytest.skip("there is a GPU")
+
+    def program() -> None:
+        cycle: list[Any] = [cupy.cuda.memory.Memory(512)]
+        cycle.append(cycle)
+        del cycle
+        with cupy._device.heap(0)._lock:  # what is allocated inside may collect garbage
+            gc.collect()
+
+    thread = threading.Thread(target=program, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_operators_in_place_and_out_take_no_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class Heap:
         self.live: dict[int, tuple[int, int]] = {}  # offset -> bytes, number of the allocation
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._top = UNIT
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may give memory back inside
 
     def malloc(self, nbytes: int) -> int:
         """Return the address of a new stretch."""
@@ -101,7 +101,7 @@ class Heap:
         """Return offset, size and number of the stretch that holds an address."""
         offset = address - self.address
         with self._lock:
-            for start, (size, identity) in self.live.items():
+            for start, (size, identity) in self.live.copy().items():
                 if start <= offset < start + size:
                     return start, size, identity
         raise CUDARuntimeError(1)
@@ -116,7 +116,7 @@ class Heap:
 
 _heaps: dict[int, Heap] = {}
 _opened: dict[int, tuple[mmap.mmap, int, int]] = {}  # address -> mapping, device, bytes
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def heap(number: int) -> Heap:

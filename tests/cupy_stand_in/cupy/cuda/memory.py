@@ -246,7 +246,7 @@ class MemoryPool:
     def n_free_blocks(self) -> int:
         """Return how many idle blocks the current device has."""
         device = runtime.getDevice()
-        return sum(len(free) for key, free in self._free.items() if key[0] == device)
+        return sum(len(free) for key, free in self._free.copy().items() if key[0] == device)
 
     def used_bytes(self) -> int:
         """Return bytes in use on the current device."""
