@@ -5,8 +5,8 @@ that is not transformed, by one exchange (slabs and pencils: Dalcin, Mortensen a
 parallel multidimensional FFT using advanced MPI", 2019). A result stays turned. Of the ways with
 the fewest exchanges and even blocks the plan takes the one whose result has its cuts along the
 first of the transformed axes, so that an inverse transform leads back to an array that is cut along
-those. A line of
-which no other axis can take the cut is transformed by all processes together (`_line`).
+those. A line of which no other axis can take the cut is transformed by all processes together
+(`_six_steps`, `_chirp`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from itertools import product
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from distarray.fft._line import make_line
+from distarray.fft._chirp import Chirp
+from distarray.fft._six_steps import RealSixSteps, SixSteps, factors, unevenness
 from distarray.fft._stages import Keep, Stage, Task, Transform, Turn, crop, recut, turn
 from distarray.layout import Layout, Partial, Shard, chunk
 
@@ -25,6 +26,9 @@ EVEN: Final = 1.25
 UNEVEN: Final = 1.5
 """Largest block, in even parts, up to which one exchange is preferred to the three of a cut line.
 Chosen, not measured: half as much memory again is the most that a process should be asked for."""
+UNEVEN_FACTORS: Final = 1.5
+"""Largest block, in even parts, up to which factors of a length are taken as they are. Chosen: a
+chirp moves and computes more, but twice a block on one of two processes is the whole line."""
 GATHERED_BYTES: Final = 64 << 10
 """A line that nothing else can be cut for is gathered, and every process transforms all of it, if
 the array has no more bytes: to receive them costs less than three exchanges take to begin."""
@@ -163,6 +167,16 @@ def _options(
                 doubled = sum(cuts) - sum(map(bool, cuts))
                 stage = Turn(layout, axis, dict(zip(moved, targets, strict=True)), most)
                 yield (1, max(uneven, EVEN), doubled), (stage,), pending
+
+
+def make_line(layout: Layout, axis: int, task: Task) -> SixSteps | RealSixSteps | Chirp:
+    """Return the stage that transforms an axis that is cut."""
+    is_real, count = axis == task.real_axis, layout.partition(axis).count
+    sizes = factors(task.length(axis), count, is_real)
+    if unevenness(sizes, count, is_real) > UNEVEN_FACTORS:
+        return Chirp(layout, axis, task)
+    method = RealSixSteps if is_real and task.real == "out" else SixSteps
+    return method(layout, axis, task, sizes)
 
 
 def _largest(layout: Layout) -> int:

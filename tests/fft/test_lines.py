@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import distarray as da
 from distarray import testing
 from distarray.comm import CommLog
-from distarray.fft import _blocks, _line, _plan
+from distarray.fft import _blocks, _plan
 from distarray.fft._roots import roots, squares
 from distarray.layout import Replicate, Shard
 from tests import peak_memory
@@ -118,7 +118,7 @@ def test_cut_lines_of_batches_agree_with_numpy(n: int) -> None:
         ):
             x = da.asarray(value, mesh=mesh, placements=placements)
             before = host(x.to_local()).copy()
-            line = _line.make_line(x.layout, 1, _task(n))
+            line = _plan.make_line(x.layout, 1, _task(n))
             block = line.bind(False)(x.to_local())
             result = x._new(block, line.after)
             assert result.layout is x.layout
@@ -151,8 +151,8 @@ def _task(n: int) -> Any:
     ("name", "parts"),
     [
         ("fft", (16, 16, 16)),
-        ("rfft", (8, 16, 8)),
-        ("irfft", (8, 16, 8)),
+        ("rfft", (8, 8, 8)),
+        ("irfft", (8, 8, 8)),
     ],
 )
 def test_cut_line_takes_three_exchanges_of_a_block(name: str, parts: tuple[int, ...]) -> None:
@@ -167,7 +167,7 @@ def test_cut_line_takes_three_exchanges_of_a_block(name: str, parts: tuple[int, 
             result = getattr(da.fft, name)(x)
         assert log.count() == 3
         theory = sum(part * n // 4 * 3 // 4 for part in parts)
-        slack = 16 * 64  # of the frequency in the middle: it comes with a row of the matrix
+        slack = 16 * 128  # of the middle row of 64, in two exchanges: one more than half of them
         assert abs(log.bytes() - theory) <= (slack if name != "fft" else 0)
         assert is_close(result, getattr(np.fft, name)(value), n)
 

@@ -9,7 +9,7 @@ is what a block needs of its neighbours' items (`_neighbours`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,7 @@ from distarray.redistribute import (
     exchange_views,
     largest_block,
 )
-from distarray.typing import Box, Buffer, Shape
+from distarray.typing import Box, Buffer, Coordinate, Shape
 
 WHOLE = slice(None)
 
@@ -252,12 +252,17 @@ def _through_the_wire(
     )
 
 
+Parts = Sequence[tuple[Box, Box]]
+"""Boxes that a block consists of, along some axes, and where it would begin for each of them."""
+
+
 def overlaps(
-    box: Box, sizes: Shape, start: int, stop: int, axis: int
+    box: Box, sizes: Shape, start: int, stop: int, axis: int, origin: Box | None = None
 ) -> Iterator[tuple[Window, Window]]:
     """Yield (window of a block that holds `box`, window of a block that holds a flat stretch).
 
-    Both blocks have `axis` axes before those in question, and any number after them.
+    Both blocks have `axis` axes before those in question, and any number after them. The first one
+    begins at `origin`, or where its box does.
     """
     before = (WHOLE,) * axis
     end = 0
@@ -265,7 +270,8 @@ def overlaps(
         at, end = end, end + boxes.volume(piece)
         common = boxes.intersect(piece, box)
         if common is not None:
-            boxed = Window(axis, WHOLE, None, (*before, *boxes.slices(boxes.shift(common, box))))
+            place = boxes.shift(common, origin or box)
+            boxed = Window(axis, WHOLE, None, (*before, *boxes.slices(place)))
             flat = Window(
                 axis,
                 slice(at, end),
@@ -275,7 +281,13 @@ def overlaps(
             yield boxed, flat
 
 
-def to_flat(layout: Layout, axes: range, flat: Layout, what: str) -> Exchange | None:
+def to_flat(
+    layout: Layout,
+    axes: range,
+    flat: Layout,
+    what: str,
+    parts_of: Callable[[Coordinate], Parts] | None = None,
+) -> Exchange | None:
     """Return the exchange that turns the consecutive `axes` into one cut axis of `flat`.
 
     None on a process that is not in the mesh.
@@ -288,17 +300,30 @@ def to_flat(layout: Layout, axes: range, flat: Layout, what: str) -> Exchange | 
         The axes that become one, cut by the mesh axes that cut them now.
     flat : Layout
         After: the same axes elsewhere, and axis `axes.start` in flat order.
+    parts_of : callable, optional
+        Of a coordinate: what its block holds along `axes`, where that is not its box of `layout`.
     """
-    return _boxes_and_stretches(layout, axes, flat, True, what)
+    return _boxes_and_stretches(layout, axes, flat, True, what, parts_of)
 
 
-def from_flat(flat: Layout, layout: Layout, axes: range, what: str) -> Exchange | None:
+def from_flat(
+    flat: Layout,
+    layout: Layout,
+    axes: range,
+    what: str,
+    parts_of: Callable[[Coordinate], Parts] | None = None,
+) -> Exchange | None:
     """Return the exchange that turns axis `axes.start` of `flat` into `axes` of `layout`."""
-    return _boxes_and_stretches(layout, axes, flat, False, what)
+    return _boxes_and_stretches(layout, axes, flat, False, what, parts_of)
 
 
 def _boxes_and_stretches(
-    layout: Layout, axes: range, flat: Layout, gather: bool, what: str
+    layout: Layout,
+    axes: range,
+    flat: Layout,
+    gather: bool,
+    what: str,
+    parts_of: Callable[[Coordinate], Parts] | None,
 ) -> Exchange | None:
     mesh: Any = layout.mesh
     mine = mesh.coordinate
@@ -313,13 +338,18 @@ def _boxes_and_stretches(
 
     def pairs(here: Any, there: Any, peer: int, boxes_here: bool) -> Iterator[Pair]:
         """Windows from the block at one coordinate into the block at another."""
-        box = layout.local_box(here if boxes_here else there)
+        boxed_at = here if boxes_here else there
         line = flat.local_box(there if boxes_here else here)
-        assert box is not None  # both processes are in the mesh
-        assert line is not None
-        box, (start, stop) = box[axes.start : axes.stop], line[axes.start]
-        for boxed, stretch in overlaps(box, sizes, start, stop, axes.start):
-            yield Pair(peer, boxed, stretch) if boxes_here else Pair(peer, stretch, boxed)
+        assert line is not None  # both processes are in the mesh
+        if parts_of is not None:
+            parts = parts_of(boxed_at)
+        else:
+            box = layout.local_box(boxed_at)
+            assert box is not None
+            parts = [(box[axes.start : axes.stop],) * 2]
+        for part, origin in parts:
+            for boxed, stretch in overlaps(part, sizes, *line[axes.start], axes.start, origin):
+                yield Pair(peer, boxed, stretch) if boxes_here else Pair(peer, stretch, boxed)
 
     receives: list[Pair] = []
     sends: list[Pair] = []
