@@ -35,6 +35,10 @@ class Chirp(Line):
 
     def __init__(self, before: Layout, axis: int, task: Task) -> None:
         super().__init__(before, axis, task)
+        self.weighs = self.is_real and task.real == "out"
+        """Of a real result half of the frequencies are known: these count twice, but for those
+        that are their own mirror image, and the real part is taken at the end."""
+        self.result = task.real_dtype if self.weighs else task.dtype
         count = before.partition(axis).count
         taken, given = self.source.shape[axis], self.after.shape[axis]
         least = max(taken + given - 1, 1)
@@ -77,7 +81,10 @@ class Chirp(Line):
         assert leave is not None
         lead = (slice(None),) * axis
         start, stop = own_range(self.source, axis)
-        own = [(*lead, k - start) for k in own_images(n) if start <= k < stop]
+        own = [
+            ((*lead, slice(k, k + 1)), ((0, 0),) * axis + ((k, k + 1),))
+            for k in (image - start for image in own_images(n) if start <= image < stop)
+        ]
         first_column, first_row = (
             own_range(self._columns, axis + 1)[0],
             own_range(self._rows, axis)[0],
@@ -93,7 +100,9 @@ class Chirp(Line):
             block = _memory.empty(cropped.shape, self.task.dtype, device)
             by_tiles(modulate, cropped, block, ())
             if self.weighs:
-                self.weigh(block, own)
+                block *= 2
+                for key, box in own:
+                    block[key] = modulate(cropped[key].real, box)
             out = _memory.empty(self._first.local_shape(), block.dtype, device)
             out[(*lead, -1)] = 0  # its row may be filled in part
             block = run_exchange(arrive, block, out)

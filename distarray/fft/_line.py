@@ -32,14 +32,10 @@ class Line:
 
     def __init__(self, before: Layout, axis: int, task: Task) -> None:
         self.before, self.axis, self.task = before, axis, task
-        is_real = axis == task.real_axis
         self.n = task.length(axis)
-        self.weighs = is_real and task.real == "out"
-        """Of a real result half of the frequencies are known: these count twice, but for those
-        that are their own mirror image, and the real part is taken at the end."""
+        self.is_real = axis == task.real_axis
         self.source = crop(before, axis, task.taken(axis))
         self.after = recut(before, axis, task.given(axis))
-        self.result = task.real_dtype if self.weighs else task.dtype
         self.what = f"{task.kind} of {before.abstract!r} along {axis}"
 
     def matrix(
@@ -62,13 +58,6 @@ class Line:
         kind = "fft" if forward else "ifft"
         tile = self.task.prepare(tile)
         return transform(tile, (axis,), (length,), kind, norm, self.task.workers)
-
-    def weigh(self, block: Buffer, places: list[tuple[Any, ...]]) -> None:
-        """Count all frequencies twice but those at `places`."""
-        kept = [block[place].copy() for place in places]
-        block *= 2
-        for place, items in zip(places, kept, strict=True):
-            block[place] = items
 
     def twiddles(
         self,

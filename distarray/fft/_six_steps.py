@@ -41,10 +41,9 @@ class _SixSteps(Line):
 
     def __init__(self, before: Layout, axis: int, task: Task, sizes: tuple[int, int]) -> None:
         super().__init__(before, axis, task)
-        self._is_real = axis == task.real_axis
-        self.unevenness = unevenness(sizes, before.partition(axis).count, self._is_real)
+        self.unevenness = unevenness(sizes, before.partition(axis).count, self.is_real)
         self._sizes = rows, columns = sizes
-        height = rows // 2 + 1 if self._is_real else rows
+        height = rows // 2 + 1 if self.is_real else rows
         self._columns = self.matrix(self.source, height, columns, 1)
         self._rows = self.matrix(self.source, height, columns, 0)
 
@@ -55,7 +54,7 @@ class _SixSteps(Line):
         """
         rows = self._sizes[0]
         offsets = self._rows.partition(self.axis).offsets
-        if self._is_real:
+        if self.is_real:
             offsets = tuple(at + max(min(at, (rows + 1) // 2) - 1, 0) for at in offsets)
         return self.matrix(flat, -(-flat.shape[self.axis] // rows) or 1, rows, 1, offsets)
 
@@ -72,7 +71,7 @@ class _SixSteps(Line):
 
     def _parts_of(self, depth: int) -> Callable[[Coordinate], list[tuple[Box, Box]]] | None:
         """Return what of the matrix (k2, k1), of so many k2, a block holds; see `to_flat`."""
-        if not self._is_real:
+        if not self.is_real:
             return None
         rows = self._sizes[0]
 
@@ -143,7 +142,7 @@ class SixSteps(_SixSteps):
         lead = (slice(None),) * axis
         column_shape = self._columns.local_shape()
         first = own_range(self._columns, axis + 1)[0]
-        width = self._images()[0] if self._is_real else None
+        width = self._images()[0] if self.is_real else None
 
         def transform_block(block: Any) -> Buffer:
             device = _backend.device_of(block)
@@ -157,7 +156,7 @@ class SixSteps(_SixSteps):
             )
 
             def on_columns(tile: Buffer, place: Box) -> Buffer:
-                if self._is_real:
+                if self.is_real:
                     return multiply(self._real(tile), place)
                 return multiply(self.transform(tile, axis, rows, task.forward, task.norm), place)
 
@@ -171,7 +170,7 @@ class SixSteps(_SixSteps):
 
             def on_rows(tile: Buffer, box: Box) -> Buffer:
                 found = self.transform(tile, axis + 1, columns, task.forward, task.norm)
-                if self._is_real:
+                if self.is_real:
                     images, own = self._image(out, box)
                     images[...] = found[(*lead, own, slice(columns - there, None))].conj()
                 return found[(*lead, slice(None), slice(there))]
@@ -247,7 +246,7 @@ class RealSixSteps(_SixSteps):
         rows, columns = self._sizes
         lead, have = (slice(None),) * self.axis, tile.shape[self.axis + 1]
         shape = (*tile.shape[: self.axis + 1], columns, *tile.shape[self.axis + 2 :])
-        found = np.empty_like(tile, self.task.dtype, order="C", shape=shape)  # also CuPy's
+        found: Buffer = np.empty_like(tile, self.task.dtype, order="C", shape=shape)  # also CuPy's
         half = columns // 2
         if have <= half:
             found[...] = 0

@@ -155,11 +155,10 @@ and the result. Between nodes messages may be packed, a twelfth of a block or 16
 lie in these blocks, where there are several rounds of them. A Partial array is reduced first, and
 where it has more than 64 KiB its sums are scattered along another axis, if there is one. Items
 beyond `n` do not travel. A line for which no other axis can be cut takes three exchanges of a block
-(Bailey's six steps, 1990), of half a block before real items and after those of a real result. Of
-real items, or with a real result, that needs memory for four blocks. Where `n` has no two factors
-that the processes can share, as primes have not, it takes one of two blocks and four of a block or
-two of them (Bluestein's chirp, 1970), and memory for five. Lines of up to 64 KiB are gathered.
-Errors are a few ulps times log2(n), relative to the norm.
+(Bailey's six steps, 1990), and no more memory. Where `n` has no two factors that the processes can
+share, as primes have not, it takes one of two blocks and four of a block or two of them
+(Bluestein's chirp, 1970), and memory for five; with real items or a real result for eight. Lines of
+up to 64 KiB are gathered. Errors are a few ulps times log2(n), relative to the norm.
 
 Examples
 --------

@@ -16,6 +16,7 @@ from distarray import testing
 from distarray.comm import CommLog
 from distarray.fft import _blocks, _plan
 from distarray.fft._roots import roots, squares
+from distarray.fft._stages import Task
 from distarray.layout import Replicate, Shard
 from tests import peak_memory
 from tests.array.strategies import on_ranks
@@ -142,8 +143,6 @@ def test_real_lines_of_batches_that_are_cut_agree_with_numpy(n: int) -> None:
 
 
 def _task(n: int) -> Any:
-    from distarray.fft._stages import Task
-
     return Task(((1, n),), True, "", None, None, np.dtype(np.complex128))
 
 
@@ -206,6 +205,42 @@ def test_items_near_the_largest_number_do_not_overflow_on_the_way(n: int, dtype:
         for name in ("fft", "ifft", "irfft", "hfft"):
             found = getattr(da.fft, name)(x) / scale
             assert is_close(found, exact(name, value / scale), n), name
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("n", [60, 64, 105, 127, 134])
+def test_imaginary_parts_of_frequencies_that_are_their_own_images_do_not_count(n: int) -> None:
+    value = items(n, (n // 2 + 1,), np.complex128)
+    value.imag[0] = np.nan
+    if n % 2 == 0:
+        value.imag[-1] = np.nan
+    expected = np.fft.irfft(value, n)
+
+    def program() -> None:
+        for size in 2, 4:
+            mesh = da.DeviceMesh(list(range(size)))
+            result = da.fft.irfft(da.asarray(value, mesh=mesh, placements=[Shard(0)]), n)
+            if mesh.coordinate is not None:
+                assert is_close(result, expected, n)
+
+    on_ranks(program)
+
+
+@pytest.mark.parametrize("n", [210, 512])
+@pytest.mark.parametrize("taken", [3, 40, 600])
+def test_real_lines_are_cut_off_and_continued_in_tiles_of_all_axes(n: int, taken: int) -> None:
+    value = items(n, (2, taken, 3), np.complex128)
+
+    def program() -> None:
+        for name, items_of in ("rfft", value.real), ("ihfft", value.real), ("hfft", value):
+            x = da.asarray(items_of, placements=[Shard(1)])
+            forward, real = name != "ihfft", "out" if name == "hfft" else "in"
+            task = Task(((1, n),), forward, real, None, None, np.dtype(np.complex128))
+            line = _plan.make_line(x.layout, 1, task)
+            assert "SixSteps" in type(line).__name__
+            result = x._new(line.bind(False)(x.to_local()), line.after)
+            assert is_close(result, getattr(np.fft, name)(items_of, n, 1), n)
 
     on_ranks(program)
 
