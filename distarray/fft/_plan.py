@@ -26,9 +26,10 @@ EVEN: Final = 1.25
 UNEVEN: Final = 1.5
 """Largest block, in even parts, up to which one exchange is preferred to the three of a cut line.
 Chosen, not measured: half as much memory again is the most that a process should be asked for."""
-UNEVEN_FACTORS: Final = 1.5
+UNEVEN_FACTORS: Final = 1.52
 """Largest block, in even parts, up to which factors of a length are taken as they are. Chosen: a
-chirp moves and computes more, but twice a block on one of two processes is the whole line."""
+chirp moves and computes more, but twice a block on one of two processes is the whole line. A bit
+more than one and a half, as real items have a row more than half of the matrix."""
 GATHERED_BYTES: Final = 64 << 10
 """A line that nothing else can be cut for is gathered, and every process transforms all of it, if
 the array has no more bytes: to receive them costs less than three exchanges take to begin."""

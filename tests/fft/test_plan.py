@@ -83,6 +83,17 @@ def test_lines_that_are_too_few_are_cut_themselves() -> None:
         assert stages[-1].after.placements == (cut,)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("n", [1 << 20, 3**12, 11188, 1584098, 10**6, 999 * 1001])
+def test_real_lines_take_six_steps_where_complex_ones_do(size: int, n: int) -> None:
+    layout = Layout(AbstractMesh((size,)), [S0], (n // 2 + 1,))
+    counts = set()
+    for real, shape in ("", (n,)), ("in", (n,)), ("out", (n // 2 + 1,)):
+        task = Task(((0, n),), True, real, None, None, np.dtype(complex))
+        counts.add(sum(len(stage.sends) for stage in plan(layout.replace(shape=shape), task)))
+    assert len(counts) == 1
+
+
 def test_cropped_items_do_not_travel() -> None:
     value = np.random.default_rng(0).normal(size=(64, 16)) + 0j
 
