@@ -13,18 +13,20 @@ from distarray.core import (
     Op,
     Step,
     check_distributed,
+    check_fits,
     check_integer,
     check_out,
     describe,
     refusal_error,
     register,
     run_one,
+    step_for,
+    write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.fft._plan import plan, reduced
 from distarray.fft._stages import Task
 from distarray.layout import Layout, normalize_axis
-from distarray.ops import copyto
 from distarray.typing import Buffer
 
 _NORMS = (None, "backward", "ortho", "forward")
@@ -95,7 +97,9 @@ _OPS = {
 }
 
 
-def _run(op: Op, x: Any, lengths: tuple[tuple[int, int], ...], norm: Any, workers: Any) -> Any:
+def _run(
+    op: Op, x: Any, lengths: tuple[tuple[int, int], ...], norm: Any, workers: Any, out: Any = None
+) -> Any:
     if not (norm is None or (isinstance(norm, str) and norm in _NORMS)):
         raise ArgumentError(
             f"{op.name} got norm={norm!r}; it takes {', '.join(map(repr, _NORMS[1:]))} or None"
@@ -110,7 +114,11 @@ def _run(op: Op, x: Any, lengths: tuple[tuple[int, int], ...], norm: Any, worker
         workers = check_integer(op.name, "workers", workers)
         if workers < 1:
             raise ArgumentError(f"{op.name} got workers={workers}; each process needs at least 1")
-    return run_one(op, x, _Arguments(lengths, norm, workers))
+    static = _Arguments(lengths, norm, workers)
+    if out is not None:
+        step = step_for(op, (x,), static)
+        check_fits(op.name, out, step.output.shape, step.result)
+    return write_out(op.name, out, run_one(op, x, static))
 
 
 _ONE_AXIS = """{sentence}
@@ -228,7 +236,7 @@ def _one_axis(name: str) -> Callable[..., Any]:
             size = layout.shape[place]
             n = 2 * (size - 1) if is_real_result else size
         lengths = ((place, check_integer(name, "n", n)),)
-        return _store(out, _run(op, x, lengths, norm, workers))
+        return _run(op, x, lengths, norm, workers, out)
 
     transform.__name__ = transform.__qualname__ = name
     transform.__doc__ = _ONE_AXIS.format(
@@ -242,13 +250,6 @@ def _one_axis(name: str) -> Callable[..., Any]:
         shape=shape,
     )
     return register(transform, room="fft")
-
-
-def _store(out: Any, result: Any) -> Any:
-    if out is None:
-        return result
-    copyto(out, result)
-    return out
 
 
 fft = _one_axis("fft")
@@ -269,7 +270,7 @@ x : DistArray
     {operand}
 s : sequence of int, optional
     Lengths of the transformed axes {of}; -1 is that of `x`. Longer lines are cut off, shorter ones
-    get zeros. Default: {default}.
+    get zeros. Default, also where one of them is None: {default}.
 axes : sequence of int{optional}
     The axes to transform{axes}
 norm : {{"backward", "ortho", "forward"}}
@@ -322,13 +323,13 @@ def _lengths(
     listed = [check_integer(name, "axes", axis) for axis in _listed(name, "axes", axes)]
     places = [normalize_axis(axis, layout.ndim) for axis in listed]
     if s is None:
-        s = [layout.shape[axis] for axis in places]  # also where an axis is named again
-        if real_result and places:
-            s[-1] = 2 * (layout.shape[places[-1]] - 1)
+        s = [None] * len(places)
     if len(s) != len(places):
         raise ArgumentError(f"{name} got {len(s)} lengths in s for {len(places)} axes; they differ")
+    if real_result and places and s[-1] is None:
+        s[-1] = 2 * (layout.shape[places[-1]] - 1)
     return [
-        (axis, layout.shape[axis] if n is None or n == -1 else n)
+        (axis, layout.shape[axis] if n is None or n == -1 else n)  # also of an axis named again
         for axis, n in zip(places, s, strict=True)
     ]
 
@@ -342,17 +343,20 @@ def _listed(name: str, key: str, value: Any) -> list[Any]:
         ) from None
 
 
-def _transform(name: str, x: Any, pairs: Sequence[tuple[int, int]], norm: Any, workers: Any) -> Any:
+def _transform(
+    name: str, x: Any, pairs: Sequence[tuple[int, int]], norm: Any, workers: Any, out: Any
+) -> Any:
     """Transform axes; where one is named again one after another, in NumPy's order."""
     places = [axis for axis, _ in pairs]
     if len({*places}) == len(places):
-        return _run(_OPS[name], x, tuple(pairs), norm, workers)
+        return _run(_OPS[name], x, tuple(pairs), norm, workers, out)
     forward, real = _KINDS[_base(name)]
     others = [("fft" if forward else "ifft", pair) for pair in pairs[:-1]]
     last = (_base(name), pairs[-1])
-    for one, pair in [*others, last] if real == "out" else [last, *reversed(others)]:
+    *first, end = [*others, last] if real == "out" else [last, *reversed(others)]
+    for one, pair in first:
         x = _run(_OPS[one], x, (pair,), norm, workers)
-    return x
+    return _run(_OPS[end[0]], x, (end[1],), norm, workers, out)
 
 
 _ALL_FIRST = "the axes that are not cut are transformed first, then the others."
@@ -403,8 +407,10 @@ def _several_axes(one: str, two: bool) -> Callable[..., Any]:
         if not pairs:
             if real:
                 raise ArgumentError(f"{name} got no axes; items of the last one are real")
-            return _store(out, x)
-        return _store(out, _transform(name, x, pairs, norm, workers))
+            if out is not None:
+                check_fits(name, out, x.shape, x.dtype)
+            return write_out(name, out, x)
+        return _transform(name, x, pairs, norm, workers, out)
 
     if two:
 

@@ -17,6 +17,7 @@ from distarray.errors import (
     AxisError,
     DTypeError,
     ImplicitCommunicationError,
+    ShapeError,
 )
 from distarray.layout import Shard
 from tests.array.strategies import agrees, cases, on_ranks
@@ -158,6 +159,21 @@ def test_an_axis_named_again_keeps_its_length() -> None:
     on_ranks(program)
 
 
+@pytest.mark.filterwarnings("ignore:.*`s`:DeprecationWarning")  # NumPy's, which ends None in it
+def test_none_among_lengths_is_the_default() -> None:
+    value = np.arange(48.0).reshape(8, 6)
+
+    def program() -> None:
+        x = da.asarray(value)
+        for name in ("fftn", "ifftn", "rfftn", "irfftn", "irfft2"):
+            for s in (3, None), (None, 4), (None, None):
+                for axes in (0, 1), (1, 0):
+                    expected = getattr(np.fft, name)(value, s, axes)
+                    agrees(getattr(da.fft, name)(x, s, axes), expected, atol=1e-10)
+
+    on_ranks(program)
+
+
 def test_two_mesh_axes_go_on_cutting_different_axes() -> None:
     value = np.random.default_rng(0).normal(size=(8, 8, 4))
     expected = np.fft.fftn(value)
@@ -192,6 +208,9 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
                 (ArgumentTypeError, lambda: da.fft.fft(np.ones(3))),
                 (AxisError, lambda: da.fft.fft(x, axis=2)),
                 (AxisError, lambda: da.fft.fftn(x, axes=(0, 5))),
+                (ShapeError, lambda: da.fft.fft(x, out=da.empty((2, 4, 4), dtype=complex))),
+                (ShapeError, lambda: da.fft.fftn(x, axes=(), out=da.empty((1, 4, 4)))),
+                (DTypeError, lambda: da.fft.rfftn(x, out=da.empty((4, 3)))),
                 (DTypeError, lambda: da.fft.rfft(x + 1j)),
                 (DTypeError, lambda: da.fft.fft(da.asarray(["a"]))),
             ):
