@@ -165,8 +165,8 @@ where it has more than 64 KiB its sums are scattered along another axis, if ther
 beyond `n` do not travel. A line for which no other axis can be cut takes three exchanges of a block
 (Bailey's six steps, 1990), and no more memory. Where `n` has no two factors that the processes can
 share, as primes have not, it takes one of two blocks and four of a block or two of them
-(Bluestein's chirp, 1970), and memory for five; with real items or a real result for eight. Lines of
-up to 64 KiB are gathered. Errors are a few ulps times log2(n), relative to the norm.
+(Bluestein's chirp, 1970), and memory for six beside both; with real items or a real result for
+nine. Lines of up to 64 KiB are gathered. Errors are a few ulps times log2(n), relative to the norm.
 
 Examples
 --------
