@@ -128,8 +128,10 @@ from distarray.core.families._exact_items import (
 from distarray.core.families._exact_sums import (
     WORDS,
     add_up,
+    round_short,
     round_sums,
     scratch_of_thread,
+    shorten,
     sum_exactly,
 )
 from distarray.core.families._examples import example

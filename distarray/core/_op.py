@@ -128,6 +128,9 @@ class Op:
         ufuncs that is known.
     instead : Op, optional
         What answers for dtypes that this one does not take, or its Partial does not combine.
+    otherwise : Op, optional
+        What answers where the second local step gives None: states did not tell enough. That may be
+        so on some ranks alone of those that exchange them.
     reproducible : Op, optional
         What answers for `reproducible=True` where items are floating point: in any order of items,
         and of any blocks, it finds the same bits.
@@ -161,6 +164,7 @@ class Op:
     takes_objects: bool = False
     is_fresh: bool = False
     instead: Op | None = None
+    otherwise: Op | None = None
     reproducible: Op | None = None
     quick: Callable[..., Any] | None = None
     defer: Callable[[Op, Sequence[Any], Any], Any] | None = None

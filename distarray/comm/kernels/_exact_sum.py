@@ -22,8 +22,16 @@ from typing import Any, Final
 import numpy as np
 
 from distarray.comm.kernels._exact_digits import (
+    DIGITS,
+    FALLS_SHORT,
     FIELD,
+    FIELD_BITS,
+    FIELDS,
+    HIGHEST,
+    LEVEL,
+    LOWEST,
     MAGNITUDE,
+    MISFIT,
     WORDS,
     add_item,
     add_shifted,
@@ -36,20 +44,22 @@ from distarray.comm.kernels._exact_digits import (
 from distarray.comm.kernels._intrinsics import bits_of, double_of, prefetch_item
 from distarray.comm.kernels._jit import Source
 
-_LEVEL: Final = 51
-"""Bits from a level to the next. An integer of the first is 2**50 at most, as its unit is 2**50
-below a power of two that no item exceeds; of the second as well, since half a unit is left."""
 MOST_ITEMS: Final = 4096
-"""Items of a sum whose integers are added up. Of 2**50 each they come to 2**62."""
-_LOWEST: Final = 49 << 52
-"""Least exponent of a lane, so that units of its second level are not below that of the digits."""
-_HUGE: Final = 2000 << 52
-"""Items with larger exponents could make a level, or a sum of a lane, too large for float64."""
+"""Items of a sum whose integers are added up: to 2**62. An integer of the first level is 2**50 at
+most, as its unit is 2**50 below a power of two that no item exceeds; of the second as well, since
+half a unit is left."""
+_LOWEST: Final = LOWEST << 52
+_HUGE: Final = HIGHEST << 52
 _EXPONENT_MARGIN: Final = 4 << 52
 """By how much exponents of lanes are above what the items need, as larger ones may follow."""
 FIRST: Final = (3 << 52) | (1 << 51)
-SECOND: Final = FIRST - (_LEVEL << 52)
+SECOND: Final = FIRST - (LEVEL << 52)
 """What makes bits of 1.5 * 2**52 units of each level from an exponent."""
+
+_MOST_BITS: Final = 61
+_FARTHEST: Final = 40
+"""Bits of the sum of first integers of states, which are less than 2**63 with what second ones add;
+and by how many these may be apart, so that they add less than 2**61 of 2**21 blocks."""
 
 WIDEST: Final = 256
 _NARROWEST: Final = 32
@@ -88,13 +98,13 @@ def round_lanes(scratch: Any, base: int, columns: int, to_odd: int, sums: Any, a
     """
     for c in range(columns):
         low = scratch[base + LOW + c]
-        high = scratch[base + HIGH + c] + (low >> _LEVEL)
-        low &= (1 << _LEVEL) - 1
+        high = scratch[base + HIGH + c] + (low >> LEVEL)
+        low &= (1 << LEVEL) - 1
         # Few enough bits and all of them count; else all below the last one are as good as half.
         is_short = -(1 << 55) < high < 1 << 55
         cut = high & (3 if is_short else 1023)
         above = float(high - cut)
-        below = float((cut << _LEVEL) + low) * power(-_LEVEL)
+        below = float((cut << LEVEL) + low) * power(-LEVEL)
         rough = float(cut) + (0.5 if low else 0.0)
         below = below if is_short else rough
         total = above + below
@@ -102,6 +112,92 @@ def round_lanes(scratch: Any, base: int, columns: int, to_odd: int, sums: Any, a
             total = cut_to_odd(total, below - (total - above))
         # The unit of the first level is 2**-49 of what has this exponent; both steps are exact.
         sums[at + c] = bits_of(total * power(-49) * double_of(scratch[base + EXPONENT + c]))
+
+
+@loop
+def _finish_lanes(scratch: Any, columns: int, how: int, out: Any, at: int) -> None:
+    """Round the sums of lanes, or write them as short states; see `round_all`."""
+    if how < 2:
+        round_lanes(scratch, 0, columns, how, out, at)
+        return
+    for c in range(columns):
+        low = scratch[LOW + c]
+        out[2 * (at + c)] = scratch[HIGH + c] + (low >> LEVEL)
+        low = (low & (1 << LEVEL) - 1) << FIELD_BITS
+        out[2 * (at + c) + 1] = low | scratch[EXPONENT + c] >> 52
+
+
+# --- short states --------------------------------------------------------------------------------
+
+
+@loop
+def _add_states(
+    states: Any, pitch: int, blocks: int, first: int, columns: int, scratch: Any
+) -> None:
+    """Add up states of several blocks as lanes of one, and mark those for which that fails."""
+    for c in range(columns):
+        scratch[EXPONENT + c] = FIELDS - 1  # of zeros any
+        scratch[HIGH + c] = scratch[LOW + c] = scratch[_LEFT + c] = 0
+    for at in range(2 * first, 2 * first + blocks * pitch, pitch):
+        for c in range(columns):
+            unit = states[at + 2 * c + 1]
+            has = states[at + 2 * c] | unit >> FIELD_BITS
+            field = unit & FIELDS if has else FIELDS - 1
+            scratch[EXPONENT + c] = min(scratch[EXPONENT + c], field)
+            scratch[_LEFT + c] |= field == FIELDS
+    room = np.int64(_MOST_BITS)
+    while blocks > 1 << _MOST_BITS - room:
+        room -= 1
+    for at in range(2 * first, 2 * first + blocks * pitch, pitch):
+        for c in range(columns):
+            high, low = states[at + 2 * c], states[at + 2 * c + 1]
+            by = (low & FIELDS) - scratch[EXPONENT + c] if high | low >> FIELD_BITS else 0
+            scratch[_LEFT + c] |= by > _FARTHEST
+            by = by if by <= _FARTHEST else 0
+            low >>= FIELD_BITS
+            scratch[_LEFT + c] |= high >> room - by != high >> 63
+            scratch[HIGH + c] += (high << by) + (low >> LEVEL - by)
+            scratch[LOW + c] += low << by & (1 << LEVEL) - 1
+    for c in range(columns):
+        scratch[EXPONENT + c] <<= 52
+
+
+@loop
+def _add_digits(states: Any, pitch: int, blocks: int, at: int, words: Any, base: int) -> None:
+    """Add up states of several blocks as words."""
+    clear(words, base, 1)
+    for i in range(at, at + blocks * pitch, pitch):
+        high, low = states[i], states[i + 1]
+        place = (low & FIELDS) - LOWEST
+        low >>= FIELD_BITS
+        if place == FIELDS - LOWEST:
+            for j in range(3):
+                words[base + DIGITS + j] += high >> j & 1
+        elif high | low:
+            add_shifted(words, base, place, low)
+            add_shifted(words, base, place + LEVEL, high)
+
+
+@loop
+def _round_states(
+    states: Any, pitch: int, blocks: int, count: int, scratch: Any, out: Any, to_odd: int
+) -> Any:
+    misfits = np.int64(0)
+    for i in range(blocks):
+        for j in range(i * pitch + 1, i * pitch + 2 * count, 2):
+            misfits |= states[j] & MISFIT
+    told = np.int64(FALLS_SHORT if misfits else 0)
+    if misfits:
+        return told
+    for first in range(0, count, WIDEST):
+        columns = min(WIDEST, count - first)
+        _add_states(states, pitch, blocks, first, columns, scratch)
+        round_lanes(scratch, 0, columns, to_odd, out, first)
+        for c in range(columns):
+            if scratch[_LEFT + c]:
+                _add_digits(states, pitch, blocks, 2 * (first + c), scratch, _SUMS)
+                told |= round_all(scratch, _SUMS, 1, to_odd, out, first + c)
+    return told
 
 
 # --- chunks --------------------------------------------------------------------------------------
@@ -275,7 +371,7 @@ def _add_lane(scratch: Any, lane: int, words: Any, base: int) -> None:
     """Move the integers of a lane to words."""
     place = (scratch[EXPONENT + lane] >> 52) + 2
     add_shifted(words, base, place, scratch[HIGH + lane])
-    add_shifted(words, base, place - _LEVEL, scratch[LOW + lane])
+    add_shifted(words, base, place - LEVEL, scratch[LOW + lane])
     scratch[HIGH + lane] = scratch[LOW + lane] = 0
 
 
@@ -496,7 +592,7 @@ def _add_columns(
                         scratch[HIGH + i] += scratch[HIGH + half + i]
                         scratch[LOW + i] += scratch[LOW + half + i]
                     half //= 2
-                round_lanes(scratch, 0, columns, wanted - 1, out, to)
+                _finish_lanes(scratch, columns, wanted - 1, out, to)
             else:
                 for lane in range(lanes):
                     _add_lane(scratch, lane, words, base + lane % columns * WORDS)
@@ -687,7 +783,7 @@ def _add_lines(
                 told |= round_all(scratch, _SUMS, 1, wanted - 1, out, to)
         lane += is_clear
         if lane == WIDEST or (wanted and (not is_clear or to == k0 * k1 - 1)):
-            round_lanes(scratch, 0, lane, wanted - 1, out, to + is_clear - lane)
+            _finish_lanes(scratch, lane, wanted - 1, out, to + is_clear - lane)
             lane = 0
     return told
 
@@ -723,7 +819,8 @@ def add_columns(kind: str, multiplies: bool) -> Source:
     whether every second product is negated, as the first axis goes; how many sums there are, in two
     axes, and how many items a sum has, as well, the smaller stride last of each: each length with
     the strides of both items, in items; scratch memory; the results, and which: 0 adds to words, 1
-    stores bits of rounded sums, 2 of sums rounded to odd. It returns what it has to tell.
+    stores bits of rounded sums, 2 of sums rounded to odd, 3 short states. It returns what it has to
+    tell.
     """
     return _source(_add_columns, kind, multiplies)
 
@@ -740,10 +837,30 @@ def round_words() -> Source:
     """Return the kernel that rounds sums, whose words it changes.
 
     The arguments: the words, how many sums, where their bits go, and whether they are rounded to
-    odd. It returns what it has to tell.
+    odd; with 2 instead of 1 they become short states. It returns what it has to tell.
     """
 
-    def round_them(words: Any, count: int, sums: Any, to_odd: int) -> int:
-        return round_all(words, 0, count, to_odd, sums, 0)
+    def round_them(words: Any, count: int, sums: Any, how: int) -> int:
+        return round_all(words, 0, count, how, sums, 0)
 
     return Source(round_them, "int64(CPointer(int64), int64, CPointer(int64), int64)")
+
+
+def round_states() -> Source:
+    """Return the kernel that adds up short states of several blocks and rounds the sums.
+
+    The arguments: the states, the words from one block's to the next one's, how many blocks and
+    sums there are, scratch memory, where the bits go, and whether they are rounded to odd. It
+    returns what it has to tell; that some state is none before it rounds any.
+    """
+
+    def run(
+        states: Any, pitch: int, blocks: int, count: int, scratch: Any, out: Any, to_odd: int
+    ) -> int:
+        told: int = _round_states(states, pitch, blocks, count, scratch, out, to_odd)
+        return told
+
+    return Source(
+        run,
+        "int64(CPointer(int64), int64, int64, int64, CPointer(int64), CPointer(int64), int64)",
+    )

@@ -10,6 +10,7 @@ ranks gather the results.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
@@ -486,6 +487,7 @@ class Step:
         mesh: Any = self.output.mesh
         name, result, total = op.name, self.result, self.total
         shape = self.output.local_shape() if _merges(self.spec) else None
+        is_lacking = None if op.otherwise is None else self._agreement(exchange)
 
         def first(*blocks: Any) -> State:
             if not exchange.has_items:
@@ -499,8 +501,9 @@ class Step:
                 return state
             return tuple([_as_state(*one) for one in zip(state, total, strict=False)])
 
-        def second(states: Any, *blocks: Any) -> Buffer:
-            return as_block(finish(states, *blocks))
+        def second(states: Any, *blocks: Any) -> Any:
+            found = finish(states, *blocks)
+            return None if found is None else as_block(found)
 
         def exchanged(*blocks: Any) -> Buffer:
             raises = refuses or errors_raise()
@@ -520,6 +523,8 @@ class Step:
                 block = call_on_all(mesh, name, lambda: second(states, *blocks))
             else:
                 block = second(states, *blocks)
+            if is_lacking is not None and is_lacking(block is None):
+                return self._run_otherwise(blocks)
             if exchange.shares:
                 block = exchange.gather(block)
             if shape is not None and block.shape != shape:
@@ -529,6 +534,27 @@ class Step:
             return _fit(_backend.asarray(block, _backend.device_of(blocks[0])), result)
 
         return exchanged
+
+    def _agreement(self, exchange: _Exchange) -> Callable[[bool], bool]:
+        """Return what tells whether any rank of the mesh lacks something, which one rank knows."""
+        if exchange.is_alone:
+            return lambda _: False
+        mesh: Any = self.output.mesh
+        everyone = several_ranks(mesh, range(mesh.ndim))
+        assert everyone is not None  # as some of them exchange states
+        if everyone.size == exchange.size and not exchange.shares:  # all of them know
+            return lambda lacks: lacks
+        number = self.token("lacks")
+        return lambda lacks: any(gather_lengths(everyone, int(lacks), number, self))
+
+    def _run_otherwise(self, blocks: Sequence[Any]) -> Buffer:
+        """Return what `Op.otherwise` makes of the blocks, in the layout of this result."""
+        layouts: list[Any] = [None] * len(self.call.dtypes)
+        for place, source in zip(self.call.places, self.sources, strict=True):
+            layouts[place] = source
+        parts = itertools.chain(*zip(layouts, self.call.dtypes, strict=True))
+        step: Step = steps[self.op.otherwise, self.call.static, *parts]
+        return redistribute_local(step.run(*step.move(blocks)), step.output, self.output)
 
 
 def _as_state(part: Any, dtype: Any) -> Buffer:
@@ -582,6 +608,8 @@ class _Exchange:
         Whether this rank's block has any.
     is_alone
         Nobody else has a part of this block's lines.
+    size
+        How many ranks exchange states.
     shares
         Every rank gets a part of all states and makes that part of the result; alike in the mesh.
     """
@@ -621,6 +649,7 @@ class _Exchange:
         self.nothing: State = tuple(np.zeros(shape, dtype) for dtype in step.total)
         """What a block without items sends."""
         self.is_alone = self._communicator is None
+        self.size = 1 if self._communicator is None else self._communicator.size
 
     def __call__(self, state: State) -> States:
         """Return the states of all blocks that have items, or else one of nothing."""

@@ -60,10 +60,18 @@ _HUGE_EXPONENT: Final = 960
 """Of items from here on `sigma` could overflow, and they are scaled by so many digits first."""
 _SHIFT: Final = 4
 
-WANT_WORDS, WANT_NEAREST, WANT_ODD = range(3)
-"""What the kernel does: it adds to words, or gives bits of sums rounded to nearest, or to odd."""
-_INVALID, _OVERFLOW = 1, 2
-"""What it tells: a sum has infinities of both signs, or is too large for float64."""
+WANT_WORDS, WANT_NEAREST, WANT_ODD, WANT_SHORT = range(4)
+"""What the kernel does: it adds to words, or gives bits of sums rounded to nearest, or to odd, or
+short states."""
+_LENGTHS: Final[tuple[Shape, ...]] = ((WORDS,), (), (), (2,))
+"""Of what it gives of a sum, if that is not one number."""
+_INVALID, _OVERFLOW, _FALLS_SHORT = 1, 2, 4
+"""What it tells: a sum has infinities of both signs, or is too large for float64; a short state
+does not hold it."""
+
+_LEVEL: Final = 51
+_LOWEST, _HIGHEST, _FIELDS, _MISFIT, _FIELD_BITS = 49, 2000, 2047, 2048, 12
+"""Of short states, as in `comm/kernels/_exact_digits`."""
 _SCRATCH: Final = 30760
 """Words of its scratch memory."""
 _PYTHON_ITEMS: Final = 128
@@ -101,6 +109,15 @@ def add_up(items: Items, axes: tuple[int, ...]) -> Buffer:
         words of several blocks add up.
     """
     return _find(items, axes, WANT_WORDS)
+
+
+def shorten(items: Items, axes: tuple[int, ...]) -> Buffer:
+    """Return the exact sums of items over axes as short states, along a last axis of two words.
+
+    They hold sums of 114 bits: of items that are not much farther apart than 2**45. Others say that
+    they hold nothing.
+    """
+    return _find(items, axes, WANT_SHORT)
 
 
 def sum_exactly(items: Items, axes: tuple[int, ...], dtype: Any) -> Buffer:
@@ -143,7 +160,9 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
         way = _choose_way(items.shape, tuple(items.strides), None, None, axes, wanted, False)
     if way.size == 0:
         return way.nothing()
-    if wanted and block is not None and prod(way.shape) == way.size:  # of one item each
+    if (
+        not _LENGTHS[wanted] and block is not None and prod(way.shape) == way.size
+    ):  # of one item each
         sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
         sums[np.isnan(sums)] = np.nan  # of which there are others
         return sums.view(np.int64)
@@ -200,7 +219,7 @@ class _Way(NamedTuple):
 
     def nothing(self) -> Buffer:
         """Return sums of no items."""
-        return np.zeros(self.shape if self.wanted else (*self.shape, WORDS), np.int64)
+        return np.zeros(self.shape + _LENGTHS[self.wanted], np.int64)
 
 
 @functools.lru_cache(256)
@@ -323,7 +342,7 @@ class _Nest(NamedTuple):
         count = prod(self.sizes)
         if into is None:
             new = _memory.empty if wanted else _memory.zeros
-            into = new((count,) if wanted else (count, WORDS), np.int64)
+            into = new((count, *_LENGTHS[wanted]), np.int64)
         rest = *self.lengths, scratch_of_thread()
         size, to = block.itemsize, address_of(into)
         first, second = (
@@ -450,7 +469,7 @@ def _find_by_tiles(
     """Return words or bits of sums, whose tiles are added up by NumPy if not by a kernel."""
     shape, every = items.shape, range(len(items.shape))
     ones = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
-    result = np.empty(ones if wanted else (*ones, WORDS), np.int64)
+    result = np.empty(ones + _LENGTHS[wanted], np.int64)
     depth = prod(shape[axis] for axis in axes)
     budget = min(_TILE, _STATES_AT_ONCE * min(depth, _DEPTH))
     steps = tile_shape(shape, items.strides, axes, budget, _DEPTH)
@@ -563,35 +582,148 @@ def round_sums(words: Buffer, dtype: Any) -> Buffer:
     return _round(words, _wanted(dtype)).view(np.float64).astype(dtype, copy=False)
 
 
+def round_short(states: Buffer, dtype: Any) -> Buffer | None:
+    """Return the sums of short states along the first axis, rounded once to a real floating dtype.
+
+    Parameters
+    ----------
+    states : array of int64
+        Of two axes, the states of a block one after another in each row.
+    dtype : dtype
+
+    Returns
+    -------
+    array or None
+        None where some state holds nothing.
+    """
+    blocks, count = len(states), states.shape[1] // 2
+    found: list[Buffer | None] = []
+    wanted = _wanted(dtype)
+
+    def by_kernel(run: Callable[..., int]) -> None:
+        sums = np.empty(count, np.int64)
+        where = address_of(sums), int(wanted == WANT_ODD)
+        told = run(
+            address_of(states), states.strides[0] // 8, blocks, count, scratch_of_thread(), *where
+        )
+        found.append(None if told & _FALLS_SHORT else sums)
+        if told & ~_FALLS_SHORT:
+            _raise_float_errors(told)
+
+    def by_numpy() -> None:
+        if (states[:, 1::2] & _MISFIT).any():
+            found.append(None)
+        else:
+            found.append(_round(_lengthen(states.reshape(blocks, count, 2)), wanted))
+
+    job, run = "reduce exactly states", _kernel("round_states")
+    run_faster(job, states.nbytes, run, by_kernel, by_numpy, _ROUNDING_COST)
+    return None if found[0] is None else found[0].view(np.float64).astype(dtype, copy=False)
+
+
 def _round(words: Buffer, wanted: int) -> Buffer:
-    """Return the bits of sums given as words, which it may change."""
+    """Return the bits of sums given as words, which it may change, or short states."""
     words = np.ascontiguousarray(words)
     flat = words.reshape(-1, WORDS)
-    sums = np.empty(len(flat), np.int64)
-    to_odd = int(wanted == WANT_ODD)
+    found = np.empty((len(flat), *_LENGTHS[wanted]), np.int64)
 
     def by_numpy() -> None:
         if len(flat) == 1 and not flat[0, DIGITS:].any():
-            sums.view(np.float64)[0] = _round_one(flat[0, :DIGITS].tolist(), bool(to_odd))
+            total = _as_integer(flat[0, :DIGITS].tolist())
+            if wanted == WANT_SHORT:
+                found[0] = _shorten_one(total)
+            else:
+                found.view(np.float64)[0] = _round_one(total, wanted == WANT_ODD)
             return
         for start in range(0, len(flat), _STATES_AT_ONCE):
-            part = _round_by_numpy(flat[start : start + _STATES_AT_ONCE].T, bool(to_odd))
-            sums[start : start + _STATES_AT_ONCE] = part.view(np.int64)
+            part = flat[start : start + _STATES_AT_ONCE].T
+            to = found[start : start + _STATES_AT_ONCE]
+            if wanted == WANT_SHORT:
+                to[...] = _shorten_by_numpy(part).T
+            else:
+                to[...] = _round_by_numpy(part, wanted == WANT_ODD).view(np.int64)
 
     run_faster(
         "reduce exactly words",
         words.nbytes,
         _kernel("round_words"),
-        lambda run: _raise_float_errors(run(address_of(flat), len(flat), address_of(sums), to_odd)),
+        lambda run: _raise_float_errors(
+            run(address_of(flat), len(flat), address_of(found), wanted - 1)
+        ),
         by_numpy,
         _ROUNDING_COST,
     )
-    return sums.reshape(words.shape[:-1])
+    return found.reshape(words.shape[:-1] + _LENGTHS[wanted])
 
 
-def _round_one(digits: list[int], to_odd: bool) -> float:
-    """Return a sum given as digits, rounded to float64, to nearest or to odd."""
-    total = sum(digit << DIGIT_BITS * i for i, digit in enumerate(digits) if digit)
+def _as_integer(digits: list[int]) -> int:
+    return sum(digit << DIGIT_BITS * i for i, digit in enumerate(digits) if digit)
+
+
+def _shorten_one(total: int) -> tuple[int, int]:
+    """Return the short state of a sum, given in units of the digits."""
+    zeros = max(0, (total & -total).bit_length() - 1)
+    high, field = total >> zeros + _LEVEL, _LOWEST + zeros
+    if field > _HIGHEST or not -(1 << 61) <= high < 1 << 61:
+        return 0, _MISFIT
+    low = (total >> zeros) & (1 << _LEVEL) - 1
+    return high, low << _FIELD_BITS | field
+
+
+def _shorten_by_numpy(words: Buffer) -> Buffer:
+    """Return the short states of sums given as words, both along first axes."""
+    digits = np.concatenate([_carry(words[:DIGITS]), np.zeros((6, *words.shape[1:]), np.int64)])
+    is_set = digits != 0
+    first = np.argmax(is_set, axis=0)
+    is_zero, beyond = ~is_set.any(axis=0), DIGITS + 5 - np.argmax(is_set[::-1], axis=0) - first > 5
+    first = np.where(is_zero, 0, np.minimum(first, DIGITS))
+    some = [np.take_along_axis(digits, first[None] + i, axis=0)[0] for i in range(6)]
+    zeros = np.frexp((some[0] & -some[0]).astype(np.float64))[1].astype(np.int64) - 1
+    zeros = np.maximum(zeros, 0)
+    # Pairs of digits, of which the first two are made positive.
+    below, between, above = (some[i] + (some[i + 1] << DIGIT_BITS) for i in range(0, 6, 2))
+    pair = 2 * DIGIT_BITS
+    between += below >> pair
+    above += between >> pair
+    below, between = (one & (1 << pair) - 1 for one in (below, between))
+    by = zeros + _LEVEL - pair
+    field = _LOWEST + DIGIT_BITS * first + zeros
+    high = (above << pair - by) + (between >> by)
+    low = (between & (1 << by) - 1) << _LEVEL - by | below >> zeros
+    fits = ~beyond & (field <= _HIGHEST) & (above << pair + 2 - by >> pair + 2 - by == above)
+    units = np.where(fits, low << _FIELD_BITS | field, _MISFIT)
+    special = (words[DIGITS:] != 0) * np.array([1, 2, 4]).reshape(-1, *(1,) * first.ndim)
+    special = special.sum(axis=0)
+    high = np.where(special != 0, special, np.where(fits, high, 0))
+    units = np.where(special != 0, _FIELDS, np.where(is_zero, 0, units))
+    return np.stack([high, units])
+
+
+def _lengthen(states: Buffer) -> Buffer:
+    """Return the sums of short states along the first axis as words."""
+    words = np.zeros((states.shape[1], WORDS), np.int64)
+    every = np.arange(len(words))
+    for high, unit in np.moveaxis(states, -1, 1):
+        field, low = unit & _FIELDS, unit >> _FIELD_BITS
+        is_special = field == _FIELDS
+        for i in range(3):
+            words[:, DIGITS + i] += is_special & (high >> i & 1 == 1)
+        high = np.where(is_special, 0, high)
+        exponents = np.clip(field, _LOWEST, _HIGHEST + 4) - _LOWEST
+        for integer, exponent in ((low, exponents), (high, exponents + _LEVEL)):
+            place, by = np.divmod(exponent, DIGIT_BITS)
+            for i in range(2):
+                part = (integer & _MASK if i == 0 else integer >> DIGIT_BITS) << by
+                for j in range(3):
+                    last = part >> 2 * DIGIT_BITS
+                    words[every, place + i + j] += (
+                        last if j == 2 else part >> j * DIGIT_BITS & _MASK
+                    )
+    return words
+
+
+def _round_one(total: int, to_odd: bool) -> float:
+    """Return a sum in units of the digits, rounded to float64, to nearest or to odd."""
     try:
         if not to_odd:
             return total / (1 << -LEAST)  # which Python rounds to nearest

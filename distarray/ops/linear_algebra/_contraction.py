@@ -54,7 +54,7 @@ from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.families._values import give_values
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
 from distarray.ops.statistical._reductions import without_partial
-from distarray.ops.statistical._reproducible import round_states, sum_state, words_dtype
+from distarray.ops.statistical._reproducible import round_states, shortly, state_dtype, sum_state
 from distarray.typing import Shape
 
 PRODUCTS_PER_SECOND = 1e10
@@ -285,9 +285,9 @@ def _exact_spec(_: Op, call: Call) -> Spec:
     return Spec(inputs, output, exchanged=(_SUM,))
 
 
-def _exact_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+def _exact_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     dtype = np.result_type(*call.dtypes)
-    return (words_dtype(dtype.kind == "c"),), dtype
+    return (state_dtype(op, dtype.kind == "c"),), dtype
 
 
 def _exact_hook(hook: Callable[..., Any]) -> Callable[[Step], Callable[..., Any]]:
@@ -300,14 +300,16 @@ def _exact_hook(hook: Callable[..., Any]) -> Callable[[Step], Callable[..., Any]
     return bound
 
 
-_exact_vecdot = Op(
-    "vecdot",
-    _local_vecdot,
-    _exact_spec,
-    dtypes=_exact_dtypes,
-    bind=_exact_hook(sum_state),
-    finish=_exact_hook(round_states),
-    nin=2,
+_exact_vecdot = shortly(
+    Op(
+        "vecdot",
+        _local_vecdot,
+        _exact_spec,
+        dtypes=_exact_dtypes,
+        bind=_exact_hook(sum_state),
+        finish=_exact_hook(round_states),
+        nin=2,
+    )
 )
 
 

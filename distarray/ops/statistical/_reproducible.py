@@ -21,7 +21,9 @@ from distarray.core import (
     add_up,
     items_of,
     reduction,
+    round_short,
     round_sums,
+    shorten,
     sum_exactly,
 )
 from distarray.errors import DTypeError
@@ -81,14 +83,16 @@ def _local(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **e
 def sum_state(step: Step, axes: tuple[int, ...], items: ItemsOf) -> Callable[..., Any]:
     """Return the first local step of sums of `items(*blocks)` over axes of the first block.
 
-    It gives the words of each sum, but no state where nobody else has any of the items.
+    It gives short states, or words where these do not hold all sums, but no state where nobody else
+    has any of the items.
     """
     (words,) = step.total
+    find = add_up if step.op.otherwise is None else shorten
     if not _is_cut(step, axes):
         return lambda *_: ()
 
     def state(*blocks: Any) -> State:
-        found = _find(items, axes, blocks, add_up)
+        found = _find(items, axes, blocks, find)
         return (found.reshape(*found.shape[: blocks[0].ndim], -1).view(words)[..., 0],)
 
     return state
@@ -115,24 +119,30 @@ def round_states(
 ) -> Callable[..., Any]:
     """Return the second local step of such sums, of the result's dtype or another.
 
-    What it gives is what `then` makes of them.
+    What it gives is what `then` makes of them; None where short states do not hold all sums.
     """
     result = step.result if dtype is None else dtype
     part = _part(result)
-    parts = step.total[0].itemsize // (8 * WORDS)
+    parts = 1 + (result.kind == "c")
 
     def sum_own(_: States, *blocks: Any) -> Any:
         sums = _find(items, axes, blocks, functools.partial(sum_exactly, dtype=part))
         return _join(sums, parts, result)
 
     def round_all(states: States, *_: Buffer) -> Any:
-        words = [state.reshape(-1).view(np.int64).reshape(-1, WORDS) for state in states[0]]
-        total = words[0]  # which nobody else has
-        for start in range(0, len(total), _STATES_AT_ONCE):
-            for other in words[1:]:
-                total[start : start + _STATES_AT_ONCE] += other[start : start + _STATES_AT_ONCE]
-        sums = round_sums(total, part)
-        shape = states[0].shape[1:]
+        blocks, *shape = states[0].shape
+        integers = states[0].reshape(blocks, -1).view(np.int64)
+        if step.op.otherwise is not None:
+            sums = round_short(integers, part)
+            if sums is None:
+                return None
+        else:
+            total = integers.reshape(blocks, -1, WORDS)[0]  # which nobody else has
+            for start in range(0, len(total), _STATES_AT_ONCE):
+                some = slice(start * WORDS, (start + _STATES_AT_ONCE) * WORDS)
+                for other in integers[1:]:
+                    total[start : start + _STATES_AT_ONCE] += other[some].reshape(-1, WORDS)
+            sums = round_sums(total, part)
         return _join(
             sums.reshape(*shape, parts) if parts > 1 else sums.reshape(shape), parts, result
         )
@@ -140,7 +150,12 @@ def round_states(
     found: Callable[..., Any] = round_all if _is_cut(step, axes) else sum_own
     if then is None:
         return found
-    return lambda *given: then(found(*given))
+
+    def finish(*given: Any) -> Any:
+        sums = found(*given)
+        return None if sums is None else then(sums)
+
+    return finish
 
 
 def _is_cut(step: Step, axes: tuple[int, ...]) -> bool:
@@ -148,14 +163,21 @@ def _is_cut(step: Step, axes: tuple[int, ...]) -> bool:
     return any(step.sources[0].partition(axis).count > 1 for axis in axes)
 
 
-def words_dtype(is_complex: bool) -> Any:
-    """Return the dtype of a state: the words of a sum, or of both its parts."""
-    return np.dtype((np.void, 8 * WORDS * (1 + is_complex)))
+def state_dtype(op: Op, is_complex: bool) -> Any:
+    """Return the dtype of a state of a sum, or of both its parts."""
+    return np.dtype((np.void, 8 * (WORDS if op.otherwise is None else 2) * (1 + is_complex)))
 
 
-def _dtypes(_: Op, call: Call) -> tuple[Any, Any]:
+def shortly(row: Op) -> Op:
+    """Return a row of sums by words as one of short states, which falls back on it."""
+    return replace(row, otherwise=row)
+
+
+def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     """Return the dtype of a state, and that of the result."""
-    return (words_dtype(call.dtypes[0].kind == "c"),), _check_dtype(call.dtypes[0], call.static[1])
+    return (state_dtype(op, call.dtypes[0].kind == "c"),), _check_dtype(
+        call.dtypes[0], call.static[1]
+    )
 
 
 def _axes(step: Step) -> tuple[int, ...]:
@@ -190,19 +212,21 @@ def exact_row(
     def all_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
         total, result = dtypes(op, call)
         _check_dtype(_part(call.dtypes[0]), _part(total))
-        return (words_dtype(total.kind == "c"),), result
+        return (state_dtype(op, total.kind == "c"),), result
 
     def finish_all(step: Step) -> Callable[..., Any]:
         total, _ = dtypes(step.op, step.call)
         return round_states(step, _axes(step), items, total, finish(step))
 
-    return replace(
+    row = replace(
         reproducible_sum,
         name=name,
         dtypes=all_dtypes,
         bind=lambda step: sum_state(step, _axes(step), items),
         finish=finish_all,
+        otherwise=None,
     )
+    return shortly(row)
 
 
 def _nothing(op: Op, dtype: Any) -> Any:
@@ -210,7 +234,7 @@ def _nothing(op: Op, dtype: Any) -> Any:
     return np.zeros((), dtype)[()]
 
 
-reproducible_sum = replace(
+_by_words = replace(
     reduction(
         "sum",
         "Return the exact sums over axes, rounded once.",
@@ -226,4 +250,5 @@ reproducible_sum = replace(
     bind=lambda step: sum_state(step, _axes(step), _items),
     finish=lambda step: round_states(step, _axes(step), _items),
 )
+reproducible_sum = shortly(_by_words)
 """What `sum` does where it is to be reproducible."""
