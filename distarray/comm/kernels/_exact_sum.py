@@ -57,7 +57,7 @@ SECOND: Final = FIRST - (LEVEL << 52)
 """What makes bits of 1.5 * 2**52 units of each level from an exponent."""
 
 _MOST_BITS: Final = 61
-_FARTHEST: Final = 40
+_FARTHEST: Final = 39
 """Bits of the sum of first integers of states, which are less than 2**63 with what second ones add;
 and by how many these may be apart, so that they add less than 2**61 of 2**21 blocks."""
 
@@ -133,33 +133,37 @@ def _finish_lanes(scratch: Any, columns: int, how: int, out: Any, at: int) -> No
 @loop
 def _add_states(
     states: Any, pitch: int, blocks: int, first: int, columns: int, scratch: Any
-) -> None:
-    """Add up states of several blocks as lanes of one, and mark those for which that fails."""
+) -> Any:
+    """Add up states of several blocks as lanes of one, and mark those for which that fails.
+
+    It returns whether some state is none.
+    """
     for c in range(columns):
         scratch[EXPONENT + c] = FIELDS - 1  # of zeros any
         scratch[HIGH + c] = scratch[LOW + c] = scratch[_LEFT + c] = 0
+    misfits = np.int64(0)
     for at in range(2 * first, 2 * first + blocks * pitch, pitch):
         for c in range(columns):
-            unit = states[at + 2 * c + 1]
-            has = states[at + 2 * c] | unit >> FIELD_BITS
-            field = unit & FIELDS if has else FIELDS - 1
+            high, unit = states[at + 2 * c], states[at + 2 * c + 1]
+            misfits |= unit & MISFIT
+            field = unit & FIELDS if high | unit >> FIELD_BITS else FIELDS - 1
             scratch[EXPONENT + c] = min(scratch[EXPONENT + c], field)
-            scratch[_LEFT + c] |= field == FIELDS
     room = np.int64(_MOST_BITS)
     while blocks > 1 << _MOST_BITS - room:
         room -= 1
     for at in range(2 * first, 2 * first + blocks * pitch, pitch):
         for c in range(columns):
-            high, low = states[at + 2 * c], states[at + 2 * c + 1]
-            by = (low & FIELDS) - scratch[EXPONENT + c] if high | low >> FIELD_BITS else 0
-            scratch[_LEFT + c] |= by > _FARTHEST
-            by = by if by <= _FARTHEST else 0
-            low >>= FIELD_BITS
-            scratch[_LEFT + c] |= high >> room - by != high >> 63
+            high, unit = states[at + 2 * c], states[at + 2 * c + 1]
+            field, low = unit & FIELDS, unit >> FIELD_BITS
+            by = min(field - scratch[EXPONENT + c] if high | low else 0, _FARTHEST + 1)
+            left = (field + 1) >> 11 | by - 1 - _FARTHEST >> 63 ^ -1
+            left |= high >> room - by ^ high >> 63
             scratch[HIGH + c] += (high << by) + (low >> LEVEL - by)
             scratch[LOW + c] += low << by & (1 << LEVEL) - 1
+            scratch[_LEFT + c] |= left
     for c in range(columns):
         scratch[EXPONENT + c] <<= 52
+    return misfits
 
 
 @loop
@@ -182,16 +186,11 @@ def _add_digits(states: Any, pitch: int, blocks: int, at: int, words: Any, base:
 def _round_states(
     states: Any, pitch: int, blocks: int, count: int, scratch: Any, out: Any, to_odd: int
 ) -> Any:
-    misfits = np.int64(0)
-    for i in range(blocks):
-        for j in range(i * pitch + 1, i * pitch + 2 * count, 2):
-            misfits |= states[j] & MISFIT
-    told = np.int64(FALLS_SHORT if misfits else 0)
-    if misfits:
-        return told
+    told = np.int64(0)
     for first in range(0, count, WIDEST):
         columns = min(WIDEST, count - first)
-        _add_states(states, pitch, blocks, first, columns, scratch)
+        if _add_states(states, pitch, blocks, first, columns, scratch):
+            return np.int64(FALLS_SHORT)
         round_lanes(scratch, 0, columns, to_odd, out, first)
         for c in range(columns):
             if scratch[_LEFT + c]:
@@ -851,7 +850,7 @@ def round_states() -> Source:
 
     The arguments: the states, the words from one block's to the next one's, how many blocks and
     sums there are, scratch memory, where the bits go, and whether they are rounded to odd. It
-    returns what it has to tell; that some state is none before it rounds any.
+    returns what it has to tell; nothing else where some state is none.
     """
 
     def run(

@@ -607,8 +607,7 @@ def round_short(states: Buffer, dtype: Any) -> Buffer | None:
             address_of(states), states.strides[0] // 8, blocks, count, scratch_of_thread(), *where
         )
         found.append(None if told & _FALLS_SHORT else sums)
-        if told & ~_FALLS_SHORT:
-            _raise_float_errors(told)
+        _raise_float_errors(told)
 
     def by_numpy() -> None:
         if (states[:, 1::2] & _MISFIT).any():
