@@ -23,6 +23,7 @@ from distarray.comm.kernels._exact_sum import (
     SECOND,
     WIDEST,
     round_lanes,
+    split,
 )
 from distarray.comm.kernels._intrinsics import bits_of, double_of
 from distarray.comm.kernels._jit import Source
@@ -72,14 +73,6 @@ def _note(largest: int, least: int, facts: Any, at: int) -> None:
         facts[2] = max(facts[2], top - 1023, 1023 - bottom)
 
 
-@loop
-def _split(x: float, y: float, first: float, second: float) -> Any:
-    """Return what a term adds to both levels."""
-    term = x * y
-    above = term + first
-    return bits_of(above), bits_of(term - (above - first) + second)
-
-
 def _adding(terms: int) -> Any:
     """Return the loop that adds so many terms of each lane of two rows."""
 
@@ -96,12 +89,12 @@ def _adding(terms: int) -> Any:
             high_next, low_next = scratch[_NEXT + HIGH + j], scratch[_NEXT + LOW + j]
             for i in range(terms):
                 right = y[other + i * step + j]
-                above, rest = _split(x[at + i], right, first, second)
+                above, below, _ = split(x[at + i] * right, first, second)
                 high += above
-                low += rest
-                above, rest = _split(x[at + next_row + i], right, first_next, second_next)
+                low += below
+                above, below, _ = split(x[at + next_row + i] * right, first_next, second_next)
                 high_next += above
-                low_next += rest
+                low_next += below
             scratch[HIGH + j], scratch[LOW + j] = high, low
             scratch[_NEXT + HIGH + j], scratch[_NEXT + LOW + j] = high_next, low_next
 

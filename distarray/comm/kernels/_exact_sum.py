@@ -91,6 +91,15 @@ SCRATCH: Final = _SUMS + WIDEST * WORDS
 
 
 @loop
+def split(item: float, first: float, second: float) -> Any:
+    """Return what an item adds to both levels, as bits with those of 1.5 * 2**52, and is left."""
+    above = item + first
+    rest = item - (above - first)
+    below = rest + second
+    return bits_of(above), bits_of(below), bits_of(rest - (below - second))
+
+
+@loop
 def round_lanes(scratch: Any, base: int, columns: int, to_odd: int, sums: Any, at: int) -> None:
     """Round the sums of lanes, from a base on, that have all of them.
 
@@ -355,12 +364,10 @@ def _add_low(scratch: Any, rows: int, lanes: int, mask: int) -> None:
             low, left = scratch[LOW + lane], scratch[_LEFT + lane]
             for i in range(4):
                 item = double_of(scratch[at + i * lanes + lane])
-                above = item + first
-                high += bits_of(above)
-                item -= above - first
-                above = item + second
-                low += bits_of(above)
-                left |= bits_of(item - (above - second))
+                above, below, rest = split(item, first, second)
+                high += above
+                low += below
+                left |= rest
             scratch[HIGH + lane] += high & mask
             scratch[LOW + lane], scratch[_LEFT + lane] = low, left
 
@@ -489,13 +496,10 @@ def _adding(step: int) -> Any:
                     item, place = start + i * s1 + lane * step, other + i * v1 + lane * step
                     bits = _bits_of(x, item, y, place, sign)
                     largest = max(largest, bits & MAGNITUDE)
-                    rest = double_of(bits)
-                    above = rest + first
-                    high += bits_of(above)
-                    rest -= above - first
-                    above = rest + second
-                    low += bits_of(above)
-                    left |= bits_of(rest - (above - second))
+                    above, below, rest = split(double_of(bits), first, second)
+                    high += above
+                    low += below
+                    left |= rest
                 scratch[_NEW_HIGH + lane], scratch[_NEW_LOW + lane] = high, low
                 scratch[_LARGEST + lane], scratch[_LEFT + lane] = largest, left
         fails = np.int64(0)
@@ -618,13 +622,10 @@ def _add_high_of(scratch: Any, count: int, first: float) -> Any:
 def _add_levels_of(scratch: Any, count: int, first: float, second: float) -> Any:
     high = low = left = np.int64(0)
     for i in range(count):
-        item = double_of(scratch[CHUNK + i])
-        above = item + first
-        high += bits_of(above)
-        item -= above - first
-        above = item + second
-        low += bits_of(above)
-        left |= bits_of(item - (above - second))
+        above, below, rest = split(double_of(scratch[CHUNK + i]), first, second)
+        high += above
+        low += below
+        left |= rest
     return high, low, left
 
 
@@ -637,13 +638,10 @@ def _add_directly(
     for i in range(count):
         bits = _bits_of(x, at + i, y, by + i, sign)
         largest = max(largest, bits & MAGNITUDE)
-        item = double_of(bits)
-        above = item + first
-        high += bits_of(above)
-        item -= above - first
-        above = item + second
-        low += bits_of(above)
-        left |= bits_of(item - (above - second))
+        above, below, rest = split(double_of(bits), first, second)
+        high += above
+        low += below
+        left |= rest
     return high, low, left & MAGNITUDE, largest & FIELD
 
 
@@ -657,14 +655,11 @@ def _add_crosswise(
         one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + 1]))
         other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i])) ^ sign
         largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
-        item, rest = double_of(one), double_of(other)
-        above, beyond = item + first, rest + first
-        high += bits_of(above) + bits_of(beyond)
-        item -= above - first
-        rest -= beyond - first
-        above, beyond = item + second, rest + second
-        low += bits_of(above) + bits_of(beyond)
-        left |= bits_of(item - (above - second)) | bits_of(rest - (beyond - second))
+        for bits in (one, other):
+            above, below, rest = split(double_of(bits), first, second)
+            high += above
+            low += below
+            left |= rest
     return high, low, left & MAGNITUDE, largest & FIELD
 
 
