@@ -127,11 +127,10 @@ from distarray.core.families._exact_items import (
 )
 from distarray.core.families._exact_sums import (
     WORDS,
-    add_up,
+    Finder,
     round_short,
     round_sums,
     scratch_of_thread,
-    shorten,
     sum_exactly,
 )
 from distarray.core.families._examples import example

@@ -1,6 +1,6 @@
 """Kernels of Numba for host memory: copies, reductions, when they pay, and on how many threads."""
 
-from distarray.comm.kernels._choice import choices, choose_anew, run_faster
+from distarray.comm.kernels._choice import CERTAINLY_SLOWER, choices, choose_anew, run_faster
 from distarray.comm.kernels._jit import Source, compiling_at_once, kernel, load_kernels
 from distarray.comm.kernels._loop_nest import address_of
 from distarray.comm.kernels._threads import (
@@ -13,6 +13,7 @@ from distarray.comm.kernels._threads import (
 )
 
 __all__ = [
+    "CERTAINLY_SLOWER",
     "Source",
     "address_of",
     "choices",

@@ -28,7 +28,7 @@ _CLEARLY_SLOWER: Final = 1.5
 More than calls of one kind differ from one another on a quiet machine; not measured further.
 """
 
-_CERTAINLY_SLOWER: Final = 16
+CERTAINLY_SLOWER: Final = 16
 """Where NumPy takes so many times as long as for a copy it is not tried: kernels take at most 3."""
 
 _FILE: Final = "kernels"
@@ -95,7 +95,7 @@ def run_faster(
     run = None if choice in ("numpy", None) else kernel.load()
     if run is None:
         plain()
-    elif choice or dear >= _CERTAINLY_SLOWER:
+    elif choice or dear >= CERTAINLY_SLOWER:
         by_kernel(run)
     else:
         trial = _trials.get(name) or _trials.setdefault(name, _Trial())

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.comm.kernels import address_of, kernel, run_faster
+from distarray.comm.kernels import CERTAINLY_SLOWER, address_of, kernel, run_faster
 from distarray.core.engine._tiles import tile_shape, tiles
 from distarray.core.families._exact_items import Box, Items, items_of
 from distarray.typing import Buffer, Shape
@@ -84,6 +84,8 @@ _LINE_ITEMS: Final = 64
 _kernel = functools.partial(kernel, "distarray.comm.kernels._exact_sum")
 _KINDS: Final = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
 _ITEM_COST: Final = 6
+_MOST_KNOWN: Final = 8
+"""In so many ways may blocks lie for which it is known how to call a kernel."""
 _ROUNDING_COST: Final = 30
 """So many times as long as for a plain copy NumPy takes, of items and of words to round."""
 _CALL_BYTES: Final = 1 << 20
@@ -134,12 +136,116 @@ def sum_exactly(items: Items, axes: tuple[int, ...], dtype: Any) -> Buffer:
     return sums.astype(dtype, copy=False)
 
 
+class Finder:
+    """What finds the sums of the items of blocks, all of one shape and dtype, over axes.
+
+    How to call a kernel for few items where they lie is kept, as to look at blocks anew takes
+    longer than the kernel.
+
+    Parameters
+    ----------
+    items : callable
+        `items(*blocks)` gives items, or those of each part of complex sums.
+    axes : tuple of int
+        Ascending, of the first block.
+    dtype : dtype, optional
+        To round sums to, real floating; else they are found as words, or short states.
+    is_short : bool
+    """
+
+    def __init__(
+        self,
+        items: Callable[..., tuple[Items, ...]],
+        axes: tuple[int, ...],
+        dtype: Any = None,
+        is_short: bool = False,
+    ) -> None:
+        self._items, self._axes, self._dtype = items, axes, dtype
+        self._wanted = _wanted(dtype) if dtype else WANT_SHORT if is_short else WANT_WORDS
+        self._known: dict[Any, list[_Ready]] = {}
+
+    def __call__(self, *blocks: Buffer) -> Buffer:
+        """Return sums with reduced axes of length 1, and an axis of parts if they have some."""
+        lie = tuple(
+            [(one.strides, one.__class__ is np.ndarray and one.flags.aligned) for one in blocks]
+        )
+        known = self._known.get(lie)
+        found = self._find(lie, blocks) if known is None else self._run(known, blocks)
+        if self._dtype is None:
+            return found
+        return found.view(np.float64).astype(self._dtype, copy=False)
+
+    def _run(self, known: list[_Ready], blocks: Sequence[Buffer]) -> Buffer:
+        shape = known[0].nest.shape + _LENGTHS[self._wanted]
+        new = _memory.empty if self._wanted else _memory.zeros
+        found: Buffer = new((len(known), *shape), np.int64)
+        first, last, scratch = address_of(blocks[0]), address_of(blocks[-1]), scratch_of_thread()
+        told, to, step = 0, address_of(found), found.nbytes // len(known)
+        for run, left, right, nest in known:
+            told |= run(first + left, last + right, *nest.lengths, scratch, to, self._wanted)
+            to += step
+        if told:
+            _raise_float_errors(told)
+        return found[0] if len(known) == 1 else _join_parts(found, blocks)
+
+    def _find(self, lie: Any, blocks: Sequence[Buffer]) -> Buffer:
+        ndim = blocks[0].ndim
+        calls: list[Any] = []
+        found = []
+        for one in self._items(*blocks):
+            axes = (*self._axes, ndim) if one.adds_last else self._axes
+            found.append(_find(one, axes, self._wanted, calls))
+        if len(calls) == len(found):
+            ends = blocks[0], blocks[-1]
+            ready = [_ready(run, nest, items, ends) for run, nest, items in calls]
+            known = [one for one in ready if one is not None]
+            if len(known) == len(found):
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[lie] = known
+        return found[0] if len(found) == 1 else _join_parts(np.stack(found), blocks)
+
+
+class _Ready(NamedTuple):
+    """How to call a kernel: which, how far from blocks its items lie, and the nest of these."""
+
+    run: Callable[..., int]
+    left: int
+    right: int
+    nest: _Nest
+
+
+def _ready(
+    run: Callable[..., int], nest: _Nest, items: Sequence[Buffer], blocks: Sequence[Buffer]
+) -> _Ready | None:
+    """Return how to call a kernel for such blocks; None where their items do not lie in them."""
+    pairs = [*zip(items, blocks, nest.offsets, strict=True)]
+    if not nest.is_plain or not all(np.may_share_memory(one, block) for one, block, _ in pairs):
+        return None
+    left, right = (
+        address_of(one) + i * one.itemsize - address_of(block) for one, block, i in pairs
+    )
+    return _Ready(run, left, right, nest)
+
+
+def _join_parts(found: Buffer, blocks: Sequence[Buffer]) -> Buffer:
+    """Return what is found of each part, the first axis, side by side."""
+    ndim = blocks[0].ndim
+    shape = found.shape[: ndim + 1] + found.shape[ndim + 2 :]
+    return np.ascontiguousarray(np.moveaxis(found.reshape(shape), 0, ndim))
+
+
 def _wanted(dtype: Any) -> int:
     return WANT_NEAREST if dtype == np.float64 else WANT_ODD
 
 
-def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
-    """Return words of sums, or bits of sums rounded to nearest or to odd."""
+def _find(
+    items: Items, axes: tuple[int, ...], wanted: int, calls: list[Any] | None = None
+) -> Buffer:
+    """Return words of sums, bits of sums rounded to nearest or to odd, or short states.
+
+    Where a kernel would always be called for such items, `calls` gets it, their nest and them.
+    """
     block, factors = items.block, items.factors
     if block is not None and not _backend.is_numpy(block):
         if not block.size:
@@ -177,6 +283,8 @@ def _find(items: Items, axes: tuple[int, ...], wanted: int) -> Buffer:
     def by_kernel(run: Callable[..., int]) -> None:
         if way.nest is not None:
             found.append(way.nest.arrange(way.nest.run(run, left, right, wanted)))
+            if calls is not None and way.dear >= CERTAINLY_SLOWER:
+                calls.append((run, way.nest, (left, right)))
         else:
             found.append(_find_by_tiles(items, axes, wanted, run))
 
@@ -324,6 +432,13 @@ class _Nest(NamedTuple):
         (outer, *_), (inner, apart, _) = self.kept[-2:]
         count, step, _ = self.reduced[-1]
         return step <= 2 and count >= _LINE_ITEMS and (outer * inner == 1 or apart > step)
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether one call of a kernel does, and what it finds is in the block's order."""
+        is_turned = any(one.step == -1 for one in self.turned)
+        in_order = self.places == tuple(range(len(self.places))) and not is_turned
+        return in_order and len(self.kept) == len(self.reduced) == 2
 
     def run(
         self,

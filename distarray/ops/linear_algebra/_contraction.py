@@ -379,8 +379,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) 
     dtype, and in the range of subnormal numbers k of the least. Of complex matrices that holds for
     the parts, of which each is a sum of 2 k real products. Products of vectors, and of few terms,
     are exact sums of rounded products, as those of `vecdot`: of up to 2**26 terms, as of 400 rows,
-    in single precision 2**24, of which complex numbers have four each; where no sum is eight times
-    as long as both rows and columns of the result, or longer than 1024; and where the largest and
+    in single precision 2**24, of complex numbers 2**27 and 2**22; where no sum is eight times as
+    long as both rows and columns of the result, or longer than 1024; and where the largest and
     the least item of any row, and of any column, are 2**47 apart, both taken together. For these a
     process gets all terms of its sums. Else rows of `x1` and columns of `x2` are scaled by powers
     of two and cut into slices, integers whose products are exact (Ozaki, Ogita, Oishi, Rump 2012).

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +12,16 @@ from distarray.comm import _backend
 from distarray.core import (
     WORDS,
     Call,
+    Finder,
     Items,
     Op,
     State,
     States,
     Step,
-    add_up,
     items_of,
     reduction,
     round_short,
     round_sums,
-    shorten,
     sum_exactly,
 )
 from distarray.errors import DTypeError
@@ -87,27 +85,16 @@ def sum_state(step: Step, axes: tuple[int, ...], items: ItemsOf) -> Callable[...
     has any of the items.
     """
     (words,) = step.total
-    find = add_up if step.op.otherwise is None else shorten
     if not _is_cut(step, axes):
         return lambda *_: ()
 
+    find = Finder(items, axes, is_short=step.op.otherwise is not None)
+
     def state(*blocks: Any) -> State:
-        found = _find(items, axes, blocks, find)
+        found = find(*blocks)
         return (found.reshape(*found.shape[: blocks[0].ndim], -1).view(words)[..., 0],)
 
     return state
-
-
-def _find(
-    items: ItemsOf, axes: tuple[int, ...], blocks: Sequence[Any], find: Callable[..., Buffer]
-) -> Buffer:
-    """Return what is found of the sums of items.
-
-    Where there are items for each part of complex sums, the last axis is that of parts.
-    """
-    ndim = blocks[0].ndim
-    found = [find(one, (*axes, ndim) if one.adds_last else axes) for one in items(*blocks)]
-    return np.ascontiguousarray(found[0]) if len(found) == 1 else np.concatenate(found, ndim)
 
 
 def round_states(
@@ -125,9 +112,10 @@ def round_states(
     part = _part(result)
     parts = 1 + (result.kind == "c")
 
+    find = Finder(items, axes, part)
+
     def sum_own(_: States, *blocks: Any) -> Any:
-        sums = _find(items, axes, blocks, functools.partial(sum_exactly, dtype=part))
-        return _join(sums, parts, result)
+        return _join(find(*blocks), parts, result)
 
     def round_all(states: States, *_: Buffer) -> Any:
         blocks, *shape = states[0].shape

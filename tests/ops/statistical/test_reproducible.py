@@ -116,6 +116,7 @@ def kernels() -> list[Any]:
 @pytest.fixture(params=["numba", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have all sums added up, and rounded, by kernels or by NumPy."""
+    da.testing.reset()  # of calls of kernels that are remembered
 
     def run_by(_job: str, _n: int, one: Any, run: Any, plain: Any, _dear: int) -> None:
         run(one.load()) if request.param == "numba" else plain()
