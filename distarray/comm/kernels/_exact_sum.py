@@ -645,33 +645,46 @@ def _add_directly(
     return high, low, left & MAGNITUDE, largest & FIELD
 
 
-@loop
-def _add_crosswise(
-    x: Any, at: int, y: Any, by: int, sign: int, count: int, first: float, second: float
-) -> Any:
-    """Do the same with products of parts, each with the other part of another number."""
-    high = low = left = largest = np.int64(0)
-    for i in range(0, count, 2):
-        one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + 1]))
-        other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i])) ^ sign
-        largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
-        for bits in (one, other):
-            above, below, rest = split(double_of(bits), first, second)
-            high += above
-            low += below
-            left |= rest
-    return high, low, left & MAGNITUDE, largest & FIELD
+def _adding_pairs(turn: int) -> Any:
+    """Return the loops that do the same with products of parts, and that bring these to scratch.
+
+    Each is multiplied by the same part of another number, or by the other one if `turn` is 1.
+    """
+
+    @loop
+    def multiply(x: Any, at: int, y: Any, by: int, sign: int) -> Any:
+        one = bits_of(np.float64(x[at]) * np.float64(y[by + turn]))
+        return one, bits_of(np.float64(x[at + 1]) * np.float64(y[by + 1 - turn])) ^ sign
+
+    @loop
+    def add(
+        x: Any, at: int, y: Any, by: int, sign: int, count: int, first: float, second: float
+    ) -> Any:
+        high = low = left = largest = np.int64(0)
+        for i in range(0, count, 2):
+            one, other = multiply(x, at + i, y, by + i, sign)
+            largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
+            for bits in (one, other):
+                above, below, rest = split(double_of(bits), first, second)
+                high += above
+                low += below
+                left |= rest
+        return high, low, left & MAGNITUDE, largest & FIELD
+
+    @loop
+    def fetch(x: Any, at: int, y: Any, by: int, sign: int, scratch: Any, count: int) -> Any:
+        largest = np.int64(0)
+        for i in range(0, count, 2):
+            one, other = multiply(x, at + i, y, by + i, sign)
+            scratch[CHUNK + i], scratch[CHUNK + i + 1] = one, other
+            largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
+        return largest
+
+    return add, fetch
 
 
-@loop
-def _fetch_crosswise(x: Any, at: int, y: Any, by: int, sign: int, scratch: Any, count: int) -> Any:
-    largest = np.int64(0)
-    for i in range(0, count, 2):
-        one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + 1]))
-        other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i])) ^ sign
-        scratch[CHUNK + i], scratch[CHUNK + i + 1] = one, other
-        largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
-    return largest
+_add_pairs, _fetch_pairs = _adding_pairs(0)
+_add_crosswise, _fetch_crosswise = _adding_pairs(1)
 
 
 @loop
@@ -693,10 +706,10 @@ def _add_lines(
     words = scratch if wanted else out
     ahead = _EXPONENT_MARGIN if n0 > 1 or n > _LINE else 0
     told = np.int64(0)
-    crosses = y is not None and n0 == 2 and s0 == 1 and v0 == -1 and s1 == v1 == 2
+    are_parts = y is not None and n0 == 2 and s0 == 1 and abs(v0) == 1 and s1 == v1 == 2
     start = 0
-    if crosses:  # both parts at once
-        n0, n, s1, v1, start = 1, 2 * n, 1, 1, -1
+    if are_parts:  # both at once
+        n0, n, s1, v1, start = 1, 2 * n, 1, 1, min(v0, 0)
     guess = np.int64(_LOWEST)
     lane = 0  # of this sum; those below have all of theirs
     for to in range(k0 * k1):
@@ -708,7 +721,7 @@ def _add_lines(
         scratch[HIGH + lane] = scratch[LOW + lane] = 0
         total = 0
         for j in range(n0):
-            sign = ((j | crosses) & negates) << 63
+            sign = ((j | are_parts) & negates) << 63
             for first in range(0, n, _LINE):
                 count = min(_LINE, n - first)
                 item, other = at + j * s0 + first * s1, by + j * v0 + first * v1
@@ -720,8 +733,12 @@ def _add_lines(
                 level = guess if total == count else exponent
                 left, largest = np.int64(1), np.int64(0)
                 one, two = level + FIRST, level + SECOND
-                if level > _LOWEST and not is_narrow and (crosses or s1 == v1 == 1):
-                    if y is not None and crosses:
+                if level > _LOWEST and not is_narrow and s1 == v1 == 1:
+                    if y is not None and are_parts and v0 > 0:
+                        high, low, left, largest = _add_pairs(
+                            x, item, y, other, sign, count, double_of(one), double_of(two)
+                        )
+                    elif y is not None and are_parts:
                         high, low, left, largest = _add_crosswise(
                             x, item, y, other, sign, count, double_of(one), double_of(two)
                         )
@@ -735,7 +752,9 @@ def _add_lines(
                     scratch[HIGH + lane] += high - count * one
                     scratch[LOW + lane] += low - count * two
                     continue
-                if y is not None and crosses:
+                if y is not None and are_parts and v0 > 0:
+                    largest = _fetch_pairs(x, item, y, other, sign, scratch, count)
+                elif y is not None and are_parts:
                     largest = _fetch_crosswise(x, item, y, other, sign, scratch, count)
                 elif s1 == v1 == 1:
                     largest = _fetch(x, item, y, other, sign, scratch, CHUNK, count)

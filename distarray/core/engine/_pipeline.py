@@ -506,7 +506,7 @@ class Step:
             return None if found is None else as_block(found)
 
         def exchanged(*blocks: Any) -> Buffer:
-            raises = refuses or errors_raise()
+            raises = refuses or (error_state() is not DEFAULT_ERROR_STATE and errors_raise())
             states: Any = None
             if not has_prefix or not exchange.is_alone:  # else nothing comes before this block
                 state = (

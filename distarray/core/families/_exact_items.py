@@ -98,11 +98,9 @@ def products_of(left: Buffer, right: Buffer, conjugates: bool = True) -> tuple[I
         return (_products(left, _stretch(right, left.shape)),)
     dtype = np.result_type(left.dtype, right.dtype)
     left, right = (x.astype(dtype, copy=False) for x in (left, right))
-    beside = right if conjugates else _backend.namespace_of(right).conjugate(right)
-    beside, right = (_parts_of(_stretch(x, left.shape)) for x in (beside, right))
-    left = _parts_of(left)
+    left, right = _parts_of(left), _parts_of(_stretch(right, left.shape))
     return (
-        _products(left, beside, True),
+        _products(left, right, True, negates=not conjugates),
         _products(left, right[..., ::-1], True, negates=conjugates),
     )
 

@@ -170,25 +170,8 @@ class Finder:
             [(one.strides, one.__class__ is np.ndarray and one.flags.aligned) for one in blocks]
         )
         known = self._known.get(lie)
-        found = self._find(lie, blocks) if known is None else self._run(known, blocks)
-        if self._dtype is None:
-            return found
-        return found.view(np.float64).astype(self._dtype, copy=False)
-
-    def _run(self, known: list[_Ready], blocks: Sequence[Buffer]) -> Buffer:
-        shape = known[0].nest.shape + _LENGTHS[self._wanted]
-        new = _memory.empty if self._wanted else _memory.zeros
-        found: Buffer = new((len(known), *shape), np.int64)
-        first, last, scratch = address_of(blocks[0]), address_of(blocks[-1]), scratch_of_thread()
-        told, to, step = 0, address_of(found), found.nbytes // len(known)
-        for run, left, right, nest in known:
-            told |= run(first + left, last + right, *nest.lengths, scratch, to, self._wanted)
-            to += step
-        if told:
-            _raise_float_errors(told)
-        return found[0] if len(known) == 1 else _join_parts(found, blocks)
-
-    def _find(self, lie: Any, blocks: Sequence[Buffer]) -> Buffer:
+        if known is not None:
+            return self._run(known, blocks)
         ndim = blocks[0].ndim
         calls: list[Any] = []
         found = []
@@ -196,14 +179,46 @@ class Finder:
             axes = (*self._axes, ndim) if one.adds_last else self._axes
             found.append(_find(one, axes, self._wanted, calls))
         if len(calls) == len(found):
-            ends = blocks[0], blocks[-1]
-            ready = [_ready(run, nest, items, ends) for run, nest, items in calls]
-            known = [one for one in ready if one is not None]
-            if len(known) == len(found):
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                self._known[lie] = known
-        return found[0] if len(found) == 1 else _join_parts(np.stack(found), blocks)
+            self._remember(lie, calls, (blocks[0], blocks[-1]))
+        if self._dtype is not None:
+            found = [one.view(np.float64).astype(self._dtype, copy=False) for one in found]
+        return found[0] if len(found) == 1 else np.concatenate(found, ndim)
+
+    def _remember(self, lie: Any, calls: Sequence[Any], blocks: Sequence[Buffer]) -> None:
+        """Keep how to call kernels for such blocks, if items lie in these."""
+        known = []
+        for run, nest, items in calls:
+            if nest.is_plain and all(map(np.may_share_memory, items, blocks)):
+                left, right = (
+                    address_of(one) + i * one.itemsize - address_of(block)
+                    for one, block, i in zip(items, blocks, nest.offsets, strict=True)
+                )
+                known.append(_Ready(run, left, right, nest))
+        if len(known) == len(calls):
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[lie] = known
+
+    def _run(self, known: list[_Ready], blocks: Sequence[Buffer]) -> Buffer:
+        ndim, nest = blocks[0].ndim, known[0].nest
+        beyond = _LENGTHS[self._wanted]
+        shape = nest.shape + beyond if len(known) == 1 else (2, *nest.shape[:ndim], *beyond)
+        new = np.empty if self._wanted else np.zeros
+        found = new(shape, np.int64 if self._dtype is None else np.float64)
+        first, scratch = address_of(blocks[0]), scratch_of_thread()
+        last = first if len(blocks) == 1 else address_of(blocks[1])
+        told, to = 0, address_of(found)
+        for run, left, right, nest in known:
+            told |= run(first + left, last + right, *nest.lengths, scratch, to, self._wanted)
+            to += found.nbytes // len(known)
+        if told:
+            _raise_float_errors(told)
+        if self._dtype is not None and self._dtype is not found.dtype:
+            found = found.astype(self._dtype, copy=False)
+        if len(known) == 1:
+            return found
+        parts_beside = (*range(1, ndim + 1), 0, *range(ndim + 1, found.ndim))
+        return np.ascontiguousarray(found.transpose(parts_beside))
 
 
 class _Ready(NamedTuple):
@@ -213,26 +228,6 @@ class _Ready(NamedTuple):
     left: int
     right: int
     nest: _Nest
-
-
-def _ready(
-    run: Callable[..., int], nest: _Nest, items: Sequence[Buffer], blocks: Sequence[Buffer]
-) -> _Ready | None:
-    """Return how to call a kernel for such blocks; None where their items do not lie in them."""
-    pairs = [*zip(items, blocks, nest.offsets, strict=True)]
-    if not nest.is_plain or not all(np.may_share_memory(one, block) for one, block, _ in pairs):
-        return None
-    left, right = (
-        address_of(one) + i * one.itemsize - address_of(block) for one, block, i in pairs
-    )
-    return _Ready(run, left, right, nest)
-
-
-def _join_parts(found: Buffer, blocks: Sequence[Buffer]) -> Buffer:
-    """Return what is found of each part, the first axis, side by side."""
-    ndim = blocks[0].ndim
-    shape = found.shape[: ndim + 1] + found.shape[ndim + 2 :]
-    return np.ascontiguousarray(np.moveaxis(found.reshape(shape), 0, ndim))
 
 
 def _wanted(dtype: Any) -> int:

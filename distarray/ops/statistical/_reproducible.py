@@ -61,7 +61,7 @@ def _join(sums: Buffer, parts: int, dtype: Any) -> Buffer:
     """Return sums of a dtype; of complex items there are two parts of each, the last axis."""
     if parts > 1:
         return np.ascontiguousarray(sums).view(dtype)[..., 0]
-    return sums.astype(dtype, copy=False)
+    return sums if sums.dtype is dtype else sums.astype(dtype, copy=False)
 
 
 def _local(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: bool, **extra: Any) -> Any:
