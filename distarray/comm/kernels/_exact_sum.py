@@ -652,17 +652,13 @@ def _adding_pairs(turn: int) -> Any:
     """
 
     @loop
-    def multiply(x: Any, at: int, y: Any, by: int, sign: int) -> Any:
-        one = bits_of(np.float64(x[at]) * np.float64(y[by + turn]))
-        return one, bits_of(np.float64(x[at + 1]) * np.float64(y[by + 1 - turn])) ^ sign
-
-    @loop
     def add(
         x: Any, at: int, y: Any, by: int, sign: int, count: int, first: float, second: float
     ) -> Any:
         high = low = left = largest = np.int64(0)
         for i in range(0, count, 2):
-            one, other = multiply(x, at + i, y, by + i, sign)
+            one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + turn]))
+            other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i + 1 - turn])) ^ sign
             largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
             for bits in (one, other):
                 above, below, rest = split(double_of(bits), first, second)
@@ -675,7 +671,8 @@ def _adding_pairs(turn: int) -> Any:
     def fetch(x: Any, at: int, y: Any, by: int, sign: int, scratch: Any, count: int) -> Any:
         largest = np.int64(0)
         for i in range(0, count, 2):
-            one, other = multiply(x, at + i, y, by + i, sign)
+            one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + turn]))
+            other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i + 1 - turn])) ^ sign
             scratch[CHUNK + i], scratch[CHUNK + i + 1] = one, other
             largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
         return largest
