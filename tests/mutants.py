@@ -2006,9 +2006,27 @@ MUTANTS = (
     Mutant(
         "the parts of a complex number's products are not negated",
         "comm/kernels/_exact_sum.py",
-        "            sign = ((j | crosses) & negates) << 63\n",
+        "            sign = ((j | are_parts) & negates) << 63\n",
         "            sign = np.int64(0)\n",
         ("ops/statistical/test_reproducible.py",),
+    ),
+    Mutant(
+        "ranks of one mesh fall back on words of exact sums each by itself",
+        "core/engine/_pipeline.py",
+        "        return lambda lacks: any(gather_lengths(everyone, int(lacks), number, self))",
+        "        return lambda lacks: lacks",
+        (
+            "ops/statistical/test_reproducible.py::test_sums_that_no_short_state_holds_are_exchanged_as_words",
+        ),
+    ),
+    Mutant(
+        "short states lose what does not fit when they are added up",
+        "comm/kernels/_exact_sum.py",
+        "            left |= high >> room - by ^ high >> 63\n",
+        "",
+        (
+            "ops/statistical/test_reproducible.py::test_states_far_apart_or_of_one_sign_are_added_up_exactly",
+        ),
     ),
     Mutant(
         "slices of matrices have a bit too much",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -39,3 +40,21 @@ def test_bits_do_not_depend_on_the_ranks(placement: da.Placement) -> None:
     for result in results(placement):
         digest.update(np.ascontiguousarray(result.full_array()).tobytes())
     assert digest.hexdigest() == DIGEST
+
+
+@pytest.mark.eight_ranks
+def test_one_column_that_no_short_state_holds_makes_all_ranks_exchange_words() -> None:
+    size = da.default_mesh().size
+    x = np.random.default_rng(3).standard_normal((64, 6))
+    x[0, 5], x[63, 5] = 1e200, 1e-200
+    x[1, 5], x[62, 5] = -1e200, 3e-200
+    exact = [math.fsum(column) for column in x.T]
+    for shape in ((size,), (size // 2, 2)) if size % 2 == 0 else ((size,),):
+        mesh = da.DeviceMesh(np.arange(size).reshape(shape))
+        for other in (Shard(1), Replicate()):
+            placements = [Shard(0), other][: len(shape)]
+            y = da.distribute_array(x, mesh, placements, src=None)
+            found = y.sum(0, reproducible=True)
+            calm = y[:, :5].sum(0, reproducible=True)
+            assert found.full_array().tolist() == exact
+            assert calm.full_array().tolist() == exact[:5]

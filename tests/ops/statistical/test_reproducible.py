@@ -318,7 +318,21 @@ def test_the_kernel_and_those_who_call_it_agree_on_words_and_scratch_memory() ->
         _exact_sums.DIGIT_BITS,
         _exact_sums.LEAST,
     )
-    assert (source.INVALID, source.OVERFLOW) == (_exact_sums._INVALID, _exact_sums._OVERFLOW)
+    assert (source.INVALID, source.OVERFLOW, source.FALLS_SHORT) == (
+        _exact_sums._INVALID,
+        _exact_sums._OVERFLOW,
+        _exact_sums._FALLS_SHORT,
+    )
+    assert (source.LEVEL, source.LOWEST, source.HIGHEST) == (
+        _exact_sums._LEVEL,
+        _exact_sums._LOWEST,
+        _exact_sums._HIGHEST,
+    )
+    assert (source.FIELDS, source.MISFIT, source.FIELD_BITS) == (
+        _exact_sums._FIELDS,
+        _exact_sums._MISFIT,
+        _exact_sums._FIELD_BITS,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "c8", "c16"])
@@ -406,6 +420,115 @@ def test_a_sum_or_mean_is_one_exchange_of_16_bytes_from_each() -> None:
         assert log.count() == 0
 
     simulate(3, program)
+
+
+def blocks_of_sums(kind: str) -> list[np.ndarray]:
+    """Return three blocks of items of 40 sums, of which some have special items, zeros or none."""
+    blocks = [hard_values(kind, (count, 40), count) for count in (3, 300, 5000)]
+    blocks[0][1, 30:33], blocks[1][0, 30:35] = [np.inf, np.nan, np.inf], [-np.inf] * 5
+    for block in blocks:
+        block[:, 36:] *= 0.0
+    blocks[2][:, 36] = 2.0**-30
+    blocks[1][0, 37] = -0.0
+    return blocks
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_short_states_hold_sums_or_say_that_they_do_not(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def force(is_kernel: bool) -> None:
+        def run_by(_job: str, _n: int, one: Any, run: Any, plain: Any, _dear: int) -> None:
+            run(one.load()) if is_kernel else plain()
+
+        monkeypatch.setattr(_exact_sums, "run_faster", run_by)
+
+    items = [_exact_items.items_of(block) for block in blocks_of_sums(kind)]
+    words = sum(_exact_sums.add_up(one, (0,)) for one in items)
+    short = []
+    for is_kernel in (True, False):
+        force(is_kernel)
+        short.append(np.stack([_exact_sums.shorten(one, (0,))[0] for one in items]))
+    short.append(np.where(np.arange(3)[:, None, None] == 1, short[0], short[1]))
+    held = (short[0][..., 1] != _exact_sums._MISFIT).all(0)
+    assert held.all() == (kind not in ("wide", "huge", "anything"))
+    assert held[36:].all()
+    for states in short:
+        np.testing.assert_array_equal((states[..., 1] != _exact_sums._MISFIT).all(0), held)
+        some = np.ascontiguousarray(states[:, held].reshape(len(states), -1))
+        for dtype in (np.dtype(np.float64), np.dtype(np.float32)):
+            with np.errstate(all="ignore"):
+                expected = _exact_sums.round_sums(words[0, held], dtype)
+                for is_kernel in (True, False):
+                    force(is_kernel)
+                    found = _exact_sums.round_short(some, dtype)
+                    assert found is not None
+                    assert found.tobytes() == expected.tobytes()
+                    whole = _exact_sums.round_short(states.reshape(len(states), -1), dtype)
+                    assert (whole is None) == (not held.all())
+
+
+@pytest.mark.usefixtures("way")
+def test_states_far_apart_or_of_one_sign_are_added_up_exactly() -> None:
+    rng = np.random.default_rng(4)
+    for scale in (2.0**-1000, 2.0**-60, 2.0**-39, 1.0, 2.0**40, 2.0**900):
+        for blocks in (2, 9):
+            x = rng.uniform(1, 2, (blocks, 4096, 3))
+            x[0] *= scale
+            items = [_exact_items.items_of(block) for block in x]
+            states = np.stack([_exact_sums.shorten(one, (0,)).reshape(-1) for one in items])
+            found = _exact_sums.round_short(states, np.dtype(np.float64))
+            assert found is not None
+            np.testing.assert_array_equal(found, sums(x.reshape(-1, 3), (0,)))
+
+
+def test_sums_that_no_short_state_holds_are_exchanged_as_words() -> None:
+    x = np.random.default_rng(6).standard_normal((40, 6))
+    x[3, 1], x[30, 1] = 1e100, 1e-100  # in one half of the columns
+
+    def program() -> None:
+        mesh = da.DeviceMesh(np.arange(6).reshape(3, 2))
+        for placements in ([da.Shard(0), da.Shard(1)], [da.Shard(0), da.Replicate()]):
+            y = da.distribute_array(x, mesh, placements, src=None)
+            with da.CommLog() as log:
+                same_bits(y.sum(0, reproducible=True), sums(x, (0,)))
+            assert log.count() > 2
+            same_bits(y.mean(reproducible=True), sums(x, (0, 1)) / x.size)
+            same_bits(da.vecdot(y, y, 0, reproducible=True), sums(x * x, (0,)))
+            z = da.distribute_array(x[:, 2:], mesh, placements, src=None)
+            same_bits(z.sum(0, reproducible=True), sums(x[:, 2:], (0,)))
+            with np.errstate(over="raise"):
+                same_bits(y.sum(0, reproducible=True), sums(x, (0,)))
+
+    simulate(6, program)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_many_sums_are_rounded_by_one_rank_each(is_wide: bool) -> None:
+    x = np.random.default_rng(7).standard_normal((6, 20_000))
+    if is_wide:
+        x[0, 19_999], x[5, 19_999] = 1e200, 1e-200
+    expected = np.array([math.fsum(column) for column in x.T])
+
+    def program() -> None:
+        y = da.distribute_array(x, src=None)
+        with da.CommLog() as log:
+            found = y.sum(0, reproducible=True)
+        assert log.count("all_to_all") == 1 + is_wide
+        same_bits(found, expected)
+
+    simulate(3, program)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", ["c16", "c8"])
+def test_complex_products_are_those_of_the_conjugate(dtype: str) -> None:
+    rng = np.random.default_rng(8)
+    for count in (3, 100, 5000):
+        x, y = (rng.standard_normal((2, 7, count, 2)) @ [1, 1j]).astype(dtype)
+        for _ in range(2):  # the second time as is known from the first
+            found = da.matmul(da.asarray(x), y[0], reproducible=True)
+            same_bits(found, da.vecdot(x.conj(), da.asarray(y[:1]), reproducible=True).full_array())
 
 
 @settings(max_examples=10)
