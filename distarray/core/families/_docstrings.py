@@ -138,11 +138,12 @@ _REPRODUCIBLE = (
     "With `reproducible` the result is the exact sum of the items, rounded once to the nearest "
     "number of its dtype, which is float64 or complex128 at most; an exact zero is 0.0. Items are "
     "split without error (Rump, Ogita, Oishi 2008), as for binned sums (Ahrens, Demmel, Nguyen "
-    "2020), but no part is dropped. The exact sums of blocks, 760 bytes for each item of the "
-    "result and each of its parts, are exchanged at once. Partial inputs are reduced first, and "
-    "what they are reduced to depends on the mesh. `initial` is added to the rounded sum. A call "
-    "takes some 10 to 50 us longer than without, 0.2 ms until its kernel is loaded; items far "
-    "below 2**-20 of the largest ones take longer than others."
+    "2020), but no part is dropped. The exact sums of blocks, 16 bytes for each item of the "
+    "result and each of its parts, are exchanged at once; where items of some sum are farther "
+    "apart than about 2**45, 760 bytes of each in another exchange. Partial inputs are reduced "
+    "first, and what they are reduced to depends on the mesh. `initial` is added to the rounded "
+    "sum. A call takes some 6 to 50 us longer than without, 0.2 ms until its kernel is loaded; "
+    "items far below 2**-20 of the largest ones take longer than others."
 )
 
 

@@ -87,11 +87,10 @@ def sum_state(step: Step, axes: tuple[int, ...], items: ItemsOf) -> Callable[...
     (words,) = step.total
     if not _is_cut(step, axes):
         return lambda *_: ()
-
     find = Finder(items, axes, is_short=step.op.otherwise is not None)
 
     def state(*blocks: Any) -> State:
-        found = find(*blocks)
+        found = np.ascontiguousarray(find(*blocks))
         return (found.reshape(*found.shape[: blocks[0].ndim], -1).view(words)[..., 0],)
 
     return state
@@ -111,7 +110,6 @@ def round_states(
     result = step.result if dtype is None else dtype
     part = _part(result)
     parts = 1 + (result.kind == "c")
-
     find = Finder(items, axes, part)
 
     def sum_own(_: States, *blocks: Any) -> Any:

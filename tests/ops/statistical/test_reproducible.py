@@ -522,6 +522,7 @@ def test_many_sums_are_rounded_by_one_rank_each(is_wide: bool) -> None:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", ["c16", "c8"])
+@pytest.mark.host_only
 def test_complex_products_are_those_of_the_conjugate(dtype: str) -> None:
     rng = np.random.default_rng(8)
     for count in (3, 100, 5000):
