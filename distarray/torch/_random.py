@@ -15,11 +15,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import wraps
 from typing import Any
 
 import torch
@@ -28,7 +26,6 @@ from distarray.comm import DeviceMesh
 from distarray.core import _replicas
 from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError
 from distarray.torch._buffers import digest_of
-from distarray.torch._compat import mark_disabled
 from distarray.torch._layouts import check_mesh
 
 _generator: ContextVar[torch.Generator | None] = ContextVar("source of keys", default=None)
@@ -40,38 +37,22 @@ _SEED = "pass one seed everywhere, and name in differ= the axes along which rank
 _reading = threading.Lock()
 
 
-def _collecting_nothing(read: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a function that reads a generator's state while Python collects no garbage.
+def read_state(generator: torch.Generator | None = None, device: Any = None) -> torch.Tensor:
+    """Return the state of a generator, or of torch's own of a device: by default of the CPU.
 
     Torch locks the generator while it makes the tensor. What Python collects then may let another
     thread in, as of simulated ranks, that waits for the generator with Python's own lock, for ever.
     """
-
-    @mark_disabled
-    @wraps(read)
-    def read_alone(*args: Any, **kwargs: Any) -> torch.Tensor:
-        with _reading:
-            collects = gc.isenabled()
-            gc.disable()
-            try:
-                return read(*args, **kwargs)
-            finally:
-                if collects:
-                    gc.enable()
-
-    return read_alone
-
-
-if sys.version_info < (3, 12):  # later versions collect between instructions of Python's alone
-    for _module in (torch, torch.random, torch.cuda, torch.cuda.random):  # checkpoints read as well
-        _module.get_rng_state = _collecting_nothing(_module.get_rng_state)  # type: ignore[attr-defined]
-
-
-def read_state(generator: torch.Generator | None = None, device: Any = None) -> torch.Tensor:
-    """Return the state of a generator, or of torch's own of a device: by default of the CPU."""
-    if generator is not None:
-        return _collecting_nothing(generator.get_state)()
-    return torch.get_rng_state() if device is None else torch.cuda.get_rng_state(device)
+    with _reading:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            if generator is not None:
+                return generator.get_state()
+            return torch.get_rng_state() if device is None else torch.cuda.get_rng_state(device)
+        finally:
+            if collects:
+                gc.enable()
 
 
 @contextlib.contextmanager

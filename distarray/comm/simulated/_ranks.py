@@ -305,7 +305,8 @@ def simulate(
     """Run ``function(*args)`` on ``n`` simulated ranks, and return what each returned.
 
     The ranks are threads of this process; inside the function the library behaves as under
-    ``mpiexec -n``.
+    ``mpiexec -n``. On Python 3.11 threads that read torch's generator at the same time, as
+    ``torch.utils.checkpoint`` does, can deadlock inside of torch.
 
     Parameters
     ----------
