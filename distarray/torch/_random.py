@@ -47,9 +47,9 @@ def read_state(generator: torch.Generator | None = None, device: Any = None) -> 
         collects = gc.isenabled()
         gc.disable()
         try:
-            if generator is not None:
-                return generator.get_state()
-            return torch.get_rng_state() if device is None else torch.cuda.get_rng_state(device)
+            if device is not None:
+                return torch.cuda.get_rng_state(device)
+            return (generator or torch.default_generator).get_state()
         finally:
             if collects:
                 gc.enable()
