@@ -90,7 +90,17 @@ _FUNCTIONS = {
     ),
     "linalg.block_diag": "da.zeros, and x[i:j, i:j] = block for each",
     "fft.next_fast_len": "any length, or scipy.fft's, as it takes a number",
-    **dict.fromkeys(("linalg.sqrtm", "linalg.logm", "linalg.schur"), _LAPACK),
+    **dict.fromkeys(
+        ("linalg.sqrtm", "linalg.logm", "linalg.schur", "linalg.hessenberg", "linalg.funm"),
+        _LAPACK,
+    ),
+    **dict.fromkeys(
+        ("signal", "ndimage"), "SciPy's filters by da.map_overlap; see docs/tutorial.md"
+    ),
+    "fftconvolve": "da.convolve, or da.fft.irfft of a product of da.fft.rfft(x, n=...)",
+    "random.Generator.rand": "rng.random(size)",
+    "random.Generator.randn": "rng.standard_normal(size)",
+    "random.Generator.randint": "rng.integers(low, high, size)",
     **dict.fromkeys(("linalg.polar", "linalg.orth", "linalg.null_space"), "da.linalg.svd"),
     **dict.fromkeys(("fft.dct", "fft.dst"), "SciPy's by da.map_blocks, along axes not cut"),
     **dict.fromkeys(

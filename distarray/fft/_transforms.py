@@ -23,7 +23,7 @@ from distarray.core import (
     step_for,
     write_out,
 )
-from distarray.errors import ArgumentError, ArgumentTypeError
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError
 from distarray.fft._plan import plan, reduced
 from distarray.fft._stages import Task
 from distarray.layout import Layout, normalize_axis
@@ -54,6 +54,10 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
     try:
         dtype = op.local(np.empty((0, 2), call.dtypes[0])).dtype
     except (TypeError, ValueError) as error:
+        if call.dtypes[0].kind == "c":
+            raise DTypeError(
+                f"{op.name} got {call.dtypes[0]}, and takes real ones: use fft or fftn, or x.real"
+            ) from None
         raise refusal_error(op.name, error, call.dtypes) from error
     return dtype, dtype
 
@@ -102,7 +106,8 @@ def _run(
 ) -> Any:
     if not (norm is None or (isinstance(norm, str) and norm in _NORMS)):
         raise ArgumentError(
-            f"{op.name} got norm={norm!r}; it takes {', '.join(map(repr, _NORMS[1:]))} or None"
+            f"{op.name} got norm={describe(norm)}; it takes "
+            f"{', '.join(map(repr, _NORMS[1:]))} or None"
         )
     for axis, n in lengths:
         if n < 1:

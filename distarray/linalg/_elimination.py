@@ -351,8 +351,8 @@ def solution_layout(matrix: Layout, right: Layout) -> Layout:
     return found.replace(boundaries=boundaries or None)
 
 
-def check_right_hand_side(name: str, b: Any) -> None:
-    """Refuse a right-hand side without axes.
+def check_right_hand_side(name: str, b: Any, matrices: Any = None) -> None:
+    """Refuse a right-hand side without axes, or of other rows than square matrices.
 
     Raises
     ------
@@ -363,6 +363,13 @@ def check_right_hand_side(name: str, b: Any) -> None:
         raise ShapeError(
             f"{name} got a right-hand side of shape (); it must be (m,), or (..., m, k) for k of "
             "them"
+        )
+    rows = b.shape[-2:][0]
+    square = getattr(matrices, "ndim", 0) > 1 and len({*matrices.shape[-2:]}) == 1
+    if square and matrices.shape[-1] != rows:
+        raise ShapeError(
+            f"{name} got shapes {matrices.shape} and {b.shape}: matrices of {matrices.shape[-1]} "
+            f"rows and right-hand sides of {rows}; they must be equal"
         )
 
 

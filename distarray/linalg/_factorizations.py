@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distarray.core import BaseArray, check_flag, numeric, refusal_error, register, run
+from distarray.core import BaseArray, check_flag, describe, numeric, refusal_error, register, run
 from distarray.errors import ArgumentError
 from distarray.layout import Replicate
 from distarray.linalg import _tiles
@@ -183,7 +183,7 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     subscripts = {"reduced": "ij->ik,kj", "complete": "ij->ik,lj", "r": "ij->kj", "raw": "ij->ji,k"}
     if not isinstance(mode, str) or mode not in subscripts:
         raise ArgumentError(
-            f"qr got mode={mode!r}; it is one of {', '.join(map(repr, subscripts))}"
+            f"qr got mode={describe(mode)}; it is one of {', '.join(map(repr, subscripts))}"
         )
     if mode in ("reduced", "r") and isinstance(x, BaseArray) and is_tall(x.layout):
         found = run(tall_qr, (x,), "r" if mode == "r" else "qr")
@@ -433,7 +433,9 @@ def eigvalsh(x: Any, /, UPLO: str = "L") -> Any:  # noqa: N803 (NumPy's name)
 
 def _triangle(letter: Any) -> str:
     if not isinstance(letter, str) or letter.upper() not in ("L", "U"):
-        raise ArgumentError(f"UPLO={letter!r}: it is 'L' or 'U', the triangle that is looked at")
+        raise ArgumentError(
+            f"UPLO={describe(letter)}: it is 'L' or 'U', the triangle that is looked at"
+        )
     return letter.upper()
 
 

@@ -210,7 +210,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
     ------
     LinAlgError
         If a matrix is not square or singular; on all processes.
-    ArgumentError
+    ShapeError
         If the shapes do not fit together.
     ImplicitCommunicationError
         If one of several matrices that are cut is larger than 128 MiB.
@@ -231,7 +231,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
     [0.25 0.25]
     """
     x1, x2 = normalize_operands("solve", (x1, x2))
-    check_right_hand_side("solve", x2)
+    check_right_hand_side("solve", x2, x1)
     if x2.ndim == 1:
         return solve(x1, x2[:, None])[..., 0]
     if takes_tiles(x1) and x2.ndim == 2 and len(x1) == len(x2):

@@ -160,8 +160,10 @@ def solve_triangular(
     ------
     LinAlgError
         If a matrix is not square, or has a 0 on its diagonal; on all processes.
+    ShapeError
+        If the shapes do not fit together.
     ArgumentError
-        If the shapes do not fit together, or there is no such `trans`.
+        If there is no such `trans`.
     ImplicitCommunicationError
         If one of several matrices that are cut is larger than 128 MiB.
 
@@ -184,7 +186,7 @@ def solve_triangular(
     is_unit = check_flag("solve_triangular", "unit_diagonal", unit_diagonal)
     how = read_trans("solve_triangular", trans)
     a, b = normalize_operands("solve_triangular", (a, b))
-    check_right_hand_side("solve_triangular", b)
+    check_right_hand_side("solve_triangular", b, a)
     if b.ndim == 1:
         b = b[:, None]
         return solve_triangular(a, b, lower=lower, trans=how, unit_diagonal=is_unit)[..., 0]
@@ -265,7 +267,9 @@ def cho_solve(c_and_lower: tuple[Any, Any], b: Any) -> Any:
     LinAlgError
         If a triangle has a 0 on its diagonal; on all processes.
     ArgumentError
-        If the first argument is no pair, or the shapes do not fit together.
+        If the first argument is no pair.
+    ShapeError
+        If the shapes do not fit together.
 
     Notes
     -----

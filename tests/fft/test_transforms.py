@@ -216,6 +216,10 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
             ):
                 with pytest.raises(error):
                     call()
+            with pytest.raises(DTypeError, match=r"rfft got complex128.*: use fft .*x\.real"):
+                da.fft.rfft(x + 1j)
+            with pytest.raises(ArgumentError, match=r"norm=a DistArray of shape \(4, 4\)"):
+                da.fft.fft(x, norm=x)
         assert log.count() == 0
 
     on_ranks(program)

@@ -361,10 +361,17 @@ def test_wrong_operands_are_refused_before_anything_is_sent() -> None:
             for pair in ((half, line), (da.ones((3, 3)), half)):
                 with pytest.raises(DTypeError, match="float16"):
                     da.linalg.lstsq(*pair)
-            with pytest.raises(ArgumentError):
-                da.linalg.solve(da.eye(3), da.ones((4, 2)))
+            for b in (da.ones((4, 2)), da.ones(4)):
+                with pytest.raises(ShapeError, match="of 3 rows and right-hand sides of 4"):
+                    da.linalg.solve(da.eye(3), b)
+                with pytest.raises(ShapeError, match="of 3 rows and right-hand sides of 4"):
+                    da.linalg.solve_triangular(da.eye(3), b)
             with pytest.raises(ArgumentError, match="mode="):
                 da.linalg.qr(x, "no")
+            with pytest.raises(ArgumentError, match=r"mode=a DistArray of shape \(4, 3\)"):
+                da.linalg.qr(x, x)
+            with pytest.raises(ArgumentError, match=r"UPLO=a DistArray of shape \(4, 3\)"):
+                da.linalg.eigh(x, x)
             with pytest.raises(ArgumentError, match="one of"):
                 da.linalg.pinv(x, 0.1, rtol=0.1)
             with pytest.raises(ArgumentError, match="ord="):

@@ -22,6 +22,7 @@ from distarray.core import (
     Spec,
     Step,
     check_distributed,
+    describe,
     normalize_operand,
     register,
     run,
@@ -232,7 +233,7 @@ def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) ->
     """
     if not isinstance(side, str) or side not in ("left", "right"):
         error = ArgumentError if isinstance(side, str) else ArgumentTypeError
-        raise error(f"searchsorted(side={side!r}): must be 'left' or 'right'")
+        raise error(f"searchsorted(side={describe(side)}): must be 'left' or 'right'")
     if not isinstance(x1, BaseArray) and not isinstance(x2, BaseArray):
         if isinstance(sorter, BaseArray):
             check_distributed("searchsorted(sorter=)", x1)

@@ -31,6 +31,7 @@ from distarray.core import (
     check_fits,
     check_flag,
     check_out,
+    describe,
     documented,
     join_arrays,
     normalize_operand,
@@ -552,7 +553,7 @@ def _read_quantiles(name: str, q: Any, method: Any) -> _Quantiles:
     """Return what arguments of `quantile`, or the like, ask for."""
     values, weak = check_quantiles(name, q, percent=name.endswith("percentile"))
     if not isinstance(method, str):
-        raise ArgumentTypeError(f"{name}(method={method!r}): must be a name")
+        raise ArgumentTypeError(f"{name}(method={describe(method)}): must be a name")
     if method not in METHODS:
         raise ArgumentError(f"{name}(method={method!r}): must be one of {', '.join(METHODS)}")
     # Several axes of q are misplaced by NumPy's functions beside NaN: one, and the shape later.
