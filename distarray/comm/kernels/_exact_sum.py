@@ -149,7 +149,8 @@ def _add_states(
     """
     for c in range(columns):
         scratch[EXPONENT + c] = FIELDS - 1  # of zeros any
-        scratch[HIGH + c] = scratch[LOW + c] = scratch[_LEFT + c] = 0
+        scratch[HIGH + c] = scratch[LOW + c] = 0
+        scratch[_LEFT + c] = blocks // (MOST_ITEMS + 1)  # second integers would overflow
     misfits = np.int64(0)
     for at in range(2 * first, 2 * first + blocks * pitch, pitch):
         for c in range(columns):

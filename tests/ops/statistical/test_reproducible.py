@@ -482,6 +482,16 @@ def test_states_far_apart_or_of_one_sign_are_added_up_exactly() -> None:
             np.testing.assert_array_equal(found, sums(x.reshape(-1, 3), (0,)))
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("blocks", [4096, 4097, 20000])
+def test_states_of_thousands_of_blocks_are_added_up_exactly(blocks: int) -> None:
+    block = np.array([[2.0**-10], [-(2.0**-100)]])  # all bits of the second level are set
+    state = _exact_sums.shorten(_exact_items.items_of(block), (0,)).reshape(1, -1)
+    found = _exact_sums.round_short(state.repeat(blocks, axis=0), np.dtype(np.float64))
+    assert found is not None
+    assert found.tolist() == [float(blocks * sum(map(Fraction, block[:, 0].tolist())))]
+
+
 def test_sums_that_no_short_state_holds_are_exchanged_as_words() -> None:
     x = np.random.default_rng(6).standard_normal((40, 6))
     x[3, 1], x[30, 1] = 1e100, 1e-100  # in one half of the columns
