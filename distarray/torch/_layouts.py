@@ -14,7 +14,8 @@ import torch
 
 from distarray.array import infer_layout
 from distarray.comm import DeviceMesh, pause_logs, simulated_world, token
-from distarray.errors import ArgumentTypeError, LayoutError, MeshError
+from distarray.core import common_mesh
+from distarray.errors import ArgumentTypeError, DeviceError, LayoutError, MeshError
 from distarray.layout import Layout, Placement, Replicate, Shard, suggest_for_torch
 from distarray.torch._opaque import disable_compile
 from distarray.typing import Shape
@@ -309,23 +310,35 @@ def note(tensor: torch.Tensor, known: Lost | Derived) -> None:
     _beside.set(tensor, known)
 
 
-def note_whole(tensor: torch.Tensor, mesh: Any, reduced_over: Any = None) -> None:
-    """Say of a parameter that all ranks of a mesh have it, unless more is known of it.
+whole_over: TensorMap[tuple[Any, ...]] = TensorMap()
+"""Beside parameters, or blocks of them, over which meshes all ranks have what has no style."""
+
+
+def note_whole(tensor: torch.Tensor, meshes: tuple[Any, ...], reduced_over: Any = None) -> None:
+    """Say of a parameter that all ranks of meshes have it, unless more is known of it.
 
     What each rank makes of it beside shards gives it a part of the gradient: an error, but where
     the parts are ``reduced_over`` a mesh that has these ranks.
     """
     known = _beside.get(tensor)
-    if reduced_over is not None and _has_all(reduced_over, mesh):
-        if type(known) is Derived:
-            _beside.discard(tensor)
-    elif known is None:
+    if known is not None and type(known) is not Derived:
+        return
+    mesh = _whole_over(meshes, reduced_over)
+    if mesh is None:
+        _beside.discard(tensor)
+    elif known is None or known.source.layout.mesh is not mesh:
         note(tensor, Derived(Placed(Layout(mesh, [Replicate()] * mesh.ndim, tensor.shape))))
 
 
 @lru_cache(maxsize=4096)
-def _has_all(mesh: Any, other: Any) -> bool:
-    return set(other.flat_ranks) <= set(mesh.flat_ranks)
+def _whole_over(meshes: tuple[Any, ...], reduced_over: Any) -> Any:
+    """Return the mesh of those that nothing reduces over; the first where these have none."""
+    reduced = set() if reduced_over is None else set(reduced_over.flat_ranks)
+    left = [mesh for mesh in meshes if not reduced.issuperset(mesh.flat_ranks)]
+    try:
+        return common_mesh("parallelize_module", left) if left else None
+    except (DeviceError, MeshError):
+        return left[0]
 
 
 def is_derived(tensor: torch.Tensor) -> bool:

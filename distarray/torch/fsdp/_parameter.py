@@ -21,7 +21,15 @@ from distarray.layout import Layout, Replicate, Shard, chunk
 from distarray.torch._buffers import dense_strides
 from distarray.torch._compat import hold_rnn_weights, parameters_of, version
 from distarray.torch._full import scatter_from
-from distarray.torch._layouts import Derived, Placed, known_of, note_whole, own_placed, place
+from distarray.torch._layouts import (
+    Placed,
+    is_placed,
+    note_whole,
+    own_placed,
+    place,
+    placed_of,
+    whole_over,
+)
 from distarray.torch._modules import prefix_errors
 from distarray.torch._shard_records import note_placed
 from distarray.torch._shards import count_first_cut, shards
@@ -53,10 +61,7 @@ class ShardedParameter:
         self.path = path
         # How tensor parallelism places the whole, and how the last mesh axis cuts that, or what
         # this rank has of it; how the block is a part of the global parameter.
-        known = known_of(parameter)
-        self.inner = known if isinstance(known, Placed) else None
-        # Of one without a style, over which mesh all ranks have the whole.
-        self._whole_over = known.source.layout.mesh if isinstance(known, Derived) else None
+        self.inner = placed_of(parameter) if is_placed(parameter) else None
         self.layout = _layout(tuple(parameter.shape), mesh, wanted, path)
         self.placed = _nested_placement(self.inner, self.layout)
         self.stride = dense_strides(parameter)  # of the whole, a permutation of C order
@@ -108,6 +113,8 @@ class ShardedParameter:
         if not isinstance(found, nn.Parameter):
             self.refuse_held()
         self.check_form(found)
+        if meshes := whole_over.get(self.parameter):
+            whole_over.set(found, meshes)
         self.parameter = found
         self._adopted += 1
         for module, name in self.slots[1:]:
@@ -168,8 +175,8 @@ class ShardedParameter:
         whole = like.new_empty(0).set_(storage, start, self.layout.shape, self.stride)  # type: ignore[call-overload]
         if self.inner is not None:
             place(whole, *self.inner)
-        elif self._whole_over is not None:
-            note_whole(whole, self._whole_over, self.layout.mesh)
+        elif self.parameter.requires_grad and (meshes := whole_over.get(self.parameter)):
+            note_whole(whole, meshes, self.layout.mesh)
         return whole
 
     def _place(self) -> None:

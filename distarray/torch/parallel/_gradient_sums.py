@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Iterable, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from distarray.comm import DeviceMesh
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch._backward import awaited, is_for_all_leaves, make_anchor
 from distarray.torch._compat import hooks_of, is_transforming, parameters_of, version
-from distarray.torch._layouts import TensorMap, note_whole, place
+from distarray.torch._layouts import TensorMap, note_whole, place, whole_over
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, way_back
 from distarray.torch._opaque import disable_compile, refuse_transforms, skip_compile
@@ -225,11 +224,14 @@ class summing_together:  # noqa: N801 - reads as a phrase: with summing_together
 
 def note_all_whole(modules: Sequence[nn.Module]) -> None:
     """Remember of parameters without a style that all ranks have them."""
-    meshes = [mesh for child in modules for _, mesh in state_of(child).styles if mesh.size > 1]
-    for mesh, child in product(meshes[:1], modules):
+    found = (mesh for child in modules for _, mesh in state_of(child).styles if mesh.size > 1)
+    meshes = tuple(dict.fromkeys(found))
+    for child in modules if meshes else ():
         for p in parameters_of(child).values():
-            if isinstance(p, nn.Parameter) and p.requires_grad:
-                note_whole(p, mesh, awaited.get(p))
+            if isinstance(p, nn.Parameter):
+                whole_over.set(p, meshes)
+                if p.requires_grad:
+                    note_whole(p, meshes, awaited.get(p))
 
 
 def _fill_buckets(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

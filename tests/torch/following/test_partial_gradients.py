@@ -562,3 +562,113 @@ def test_gradients_that_others_reduce_over_the_same_ranks_are_left_to_them(how, 
             torch.testing.assert_close(found, expected[name])
 
     simulate(3, program, timeout=60)
+
+
+@pytest.mark.parametrize("when", ["after", "before"])
+@pytest.mark.parametrize("lacking", _LEARNED)
+def test_parameters_without_a_style_that_were_frozen_are_refused_beside_shards(lacking, when):
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        x = dt.redistribute(_values(3, 4, seed=30), mesh["tp"], [R], [R])
+        model = _scaled().requires_grad_(False)
+        _cut(model, mesh["tp"], [name for name in _LEARNED if name != lacking])
+        if when == "before":
+            model.requires_grad_(True)
+        dt.fully_shard(model, mesh["dp"])
+        if when == "after":
+            model(x)
+            model.requires_grad_(True)
+        with pytest.raises(LayoutError, match="a parameter without a style"):
+            model(x)
+
+    simulate(4, program, timeout=60)
+
+
+class _CutTwice(nn.Module):
+    """Hidden features, and then tokens, which parameters of no layer scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(4, 7), nn.Linear(7, 4), nn.LayerNorm(4)
+        self.inner, self.outer = (nn.Parameter(torch.empty(())) for _ in range(2))
+        self.cut = lambda x: x
+
+    def forward(self, x):
+        y = self.down(torch.tanh(self.up(x) * self.inner))
+        return self.norm(self.cut(y)) * self.outer
+
+
+def _cut_twice():
+    model = _CutTwice().double()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.data = _values(*parameter.shape, seed=i)
+    return model
+
+
+@pytest.mark.parametrize("lacking", ["inner", "outer", None])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_parameters_without_a_style_are_refused_beside_shards_of_each_of_several_meshes(
+    lacking, is_first
+):
+    x = _values(2, 5, 4, seed=30)
+    expected = _step(_cut_twice(), x)
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("cp", "tp"))
+        model = _cut_twice()
+        for name, axis in (("inner", "tp"), ("outer", "cp")):
+            if name != lacking:
+                dt.distribute_parameter(model, name, mesh[axis], [R])
+        plans = {
+            "tp": {"up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()},
+            "cp": {"norm": dt.SequenceParallel()},
+        }
+        for axis in sorted(plans, reverse=is_first):
+            dt.parallelize_module(model, mesh[axis], plans[axis])
+        model.cut = lambda y: dt.redistribute(y, mesh["cp"], [R], [S(1)])
+        if lacking is None:
+            torch.testing.assert_close(_step(model, x), expected)
+            return
+        with pytest.raises(LayoutError, match="a parameter without a style"):
+            model(x)
+
+    simulate(4, program, timeout=60)
+
+
+@pytest.mark.parametrize("how", [dt.replicate, dt.fully_shard])
+def test_gradients_that_others_reduce_are_left_to_them_where_modules_have_other_meshes(how):
+    x, words = _values(6, 4, seed=30), torch.arange(6) * 2 % 9
+    alone = nn.ModuleList([_joined(), _scaled()])
+    (alone[0](x, words).square().sum() + alone[1](x).square().sum()).backward()
+    expected = {name: p.grad for name, p in alone.named_parameters()}
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([_joined(), _scaled()])
+
+        def forward(self, x, words, whole):
+            return self.parts[0](x, words), self.parts[1](whole)
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        model = Both()
+        joined, scaled = model.parts
+        dt.parallelize_module(
+            joined,
+            mesh["dp"],
+            {"table": dt.RowwiseParallel(input_layouts=S(0), output_layouts=S(0))},
+        )
+        _cut(scaled, mesh["tp"], _LEARNED)
+        for layer in (joined.dense, joined.top, scaled):
+            how(layer, mesh["dp"])
+        own = [dt.distribute_tensor(v, mesh["dp"], [S(0)]) for v in (x, words)]
+        own.append(dt.redistribute(own[0].clone(), mesh["tp"], [R], [R]))
+        sum(y.square().sum() for y in model(*own)).backward()
+        for name, p in model.parts.named_parameters():
+            placed = dt.layout_of(p.grad) is not None
+            found = dt.full_tensor(p.grad) if placed else p.grad
+            found = found if name == "0.table.weight" else found * 2  # averages
+            torch.testing.assert_close(found, expected[name])
+
+    simulate(4, program, timeout=60)
