@@ -84,6 +84,7 @@ def scratch(
     size: int,
     mesh_shape: tuple[int, ...] | None = None,
     placements: Sequence[da.Placement] = (da.Shard(0),),
+    timeout: float = 60.0,
 ) -> float:
     """Return the most memory that a rank needs beside the array and the result, in blocks.
 
@@ -127,7 +128,7 @@ def scratch(
             mock.patch.object(Group, "await_round", await_in_turn),
             mock.patch.object(Group, "fetch", fetch_in_turn),
         ):
-            return max(simulate(size, program))
+            return max(simulate(size, program, timeout=timeout))
     finally:
         tracemalloc.stop()
         gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import distarray as da
 from distarray import _port, fft, linalg, random  # noqa: F401 - whose functions are registered then
 from distarray.core.families._registry import public
+from distarray.errors import CommunicationError, ShapeError
 from distarray.ops.statistical._quantiles import GATHERED_BYTES
 from tests import function_pages, peak_memory
 from tests.ops.test_every_row import TOLD
@@ -33,6 +35,15 @@ def test_file_is_what_is_measured_now(path, contents):
 def test_every_function_of_arrays_is_measured():
     assert public.keys() - TOLD - _port.costs().keys() == set()
     assert set(_port.costs().values()) <= set(_port.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"), [(CommunicationError, CommunicationError), (ShapeError, RuntimeError)]
+)
+def test_a_function_that_was_not_measured_makes_no_empty_row(refusal, told, monkeypatch):
+    monkeypatch.setattr(function_pages, "run", mock.Mock(side_effect=refusal("of some kind")))
+    with pytest.raises(told, match="of some kind"):
+        function_pages.measure("linalg.eig")
 
 
 def test_what_is_measured_is_right_where_it_is_known():
