@@ -40,6 +40,9 @@ GRACE_SECONDS = 10.0
 SWITCH_SECONDS = 0.0005
 """Simulated ranks are threads, which hand values to each other all the time."""
 
+SIMULATED_SECONDS = 110.0
+"""After which simulated ranks are given up: before the limit of a test, on a busy machine too."""
+
 OUTSIDE_SECONDS = 240.0
 """How long a job of `tests.run` may collect tests, or end."""
 
@@ -64,6 +67,14 @@ hypothesis.settings.register_profile(
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     suppress_health_check=list(hypothesis.HealthCheck),
 )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patience_with_simulated_ranks() -> None:
+    """Let simulated ranks have the time of a test: they may compile kernels, or share a core."""
+    from distarray.testing import simulate
+
+    simulate.__kwdefaults__["timeout"] = SIMULATED_SECONDS
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -108,7 +108,7 @@ class Case:
 
 def on_ranks(function: Any, *args: Any) -> list[Any]:
     """Run a function on the simulated ranks."""
-    return simulate(RANKS, function, *args, timeout=60)
+    return simulate(RANKS, function, *args)
 
 
 def agrees(result: DistArray, expected: Any, **tolerance: float) -> None:
