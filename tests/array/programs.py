@@ -1642,7 +1642,7 @@ def _errors_of(programs: list[Program], refused: Counter[str]) -> list[str | Non
     setting = programs[0].setting
     try:
         with limits(setting), _unwarned():
-            found = simulate(RANKS, work, timeout=60, ranks_per_node=setting.ranks_per_node)
+            found = simulate(RANKS, work, ranks_per_node=setting.ranks_per_node)
     except Exception as error:
         if len(programs) == 1:
             return [f"{type(error).__name__}: {error}"]

@@ -293,7 +293,7 @@ def test_ranks_of_one_mesh_only_plan_a_move_to_another_alike_on_several_nodes(
         x = distribute_array(value, DeviceMesh([3]), [Shard(0)], src=None)
         agrees(x.redistribute([R], mesh=DeviceMesh([2, 0])), value)
 
-    simulate(RANKS, program, ranks_per_node=ranks_per_node, timeout=60)
+    simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
 def test_negative_zero_keeps_its_sign_through_a_sum_yet_to_be_formed():

@@ -92,7 +92,7 @@ def test_halo_is_the_block_of_the_padded_array(data: st.DataObject) -> None:
         np.testing.assert_array_equal(host(found.block), block)
         agrees(found.array, other)
 
-    simulate(RANKS, program, timeout=60, ranks_per_node=data.draw(sample((None, 1, 2))))
+    simulate(RANKS, program, ranks_per_node=data.draw(sample((None, 1, 2))))
 
 
 def test_corners_come_from_diagonal_neighbours_in_one_exchange_of_faces() -> None:
@@ -156,7 +156,7 @@ def test_halo_in_the_background_leaves_the_interior_to_the_program(
             block, _ = expected(value * factor, x.layout, [(1, 1)] * 2, ["edge"] * 2)
             np.testing.assert_array_equal(host(found.block), block)
 
-    simulate(4, program, timeout=60, ranks_per_node=ranks_per_node)
+    simulate(4, program, ranks_per_node=ranks_per_node)
 
 
 def test_halo_refuses_what_it_cannot_have_on_every_rank() -> None:
@@ -217,7 +217,7 @@ def test_a_block_that_is_wrong_on_one_rank_makes_no_other_wait(
         wanted, _ = expected(-value, u.array.layout, [(1, 1)] * 2, ["periodic"] * 2)
         np.testing.assert_array_equal(host(renew(-value[own]).block), wanted)
 
-    simulate(4, program, timeout=60, ranks_per_node=ranks_per_node)
+    simulate(4, program, ranks_per_node=ranks_per_node)
 
 
 def test_a_stencil_in_a_loop_agrees_with_numpy() -> None:

@@ -66,7 +66,7 @@ def test_map_overlap_is_the_function_of_the_padded_array(data: st.DataObject) ->
             agrees(y, wanted[inner])
         agrees(x, case.value)
 
-    simulate(RANKS, program, timeout=60, ranks_per_node=data.draw(sample((None, 1, 2))))
+    simulate(RANKS, program, ranks_per_node=data.draw(sample((None, 1, 2))))
 
 
 def _laplacian(block: Any, scale: float = 1.0) -> Any:
@@ -165,7 +165,7 @@ def test_the_interior_comes_first_and_slabs_around_it(ranks_per_node: int | None
         assert log.bytes("exchange") == (2 * 10 + 12 * slab + 2 * slab) * 8
         agrees(y, np.asarray(da.map_overlap(func, x, **how)))
 
-    simulate(4, program, timeout=60, ranks_per_node=ranks_per_node)
+    simulate(4, program, ranks_per_node=ranks_per_node)
 
 
 @pytest.mark.host_only  # where an array can be read-only

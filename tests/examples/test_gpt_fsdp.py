@@ -59,7 +59,7 @@ def expected(whole: GPT) -> list[float]:
         settings = {"steps": STEPS, "batch": BATCH, "length": SIZE.length, "rate": RATE}
         return list(gpt.train(model, mesh, NUMBERS, **settings))
 
-    (losses,) = simulate(1, alone, timeout=60)
+    (losses,) = simulate(1, alone)
     return losses
 
 
@@ -75,7 +75,7 @@ def saved(whole: GPT, tmp_path_factory) -> Callable[[bool], tuple[Path, list[flo
             def on_four() -> list[float]:
                 return _run(_training(whole, (2, 2), bfloat16), (2, 2), path, every=4)
 
-            kept[bfloat16] = path, simulate(4, on_four, timeout=100)[0]
+            kept[bfloat16] = path, simulate(4, on_four)[0]
         return kept[bfloat16]
 
     return make
@@ -100,7 +100,7 @@ def test_gradients_and_parameters_are_those_of_one_process(whole, shape) -> None
                 assert torch.equal(dt.full_tensor(parameter), value), name
             torch.testing.assert_close(dt.full_tensor(parameter.grad), gradient, msg=name)
 
-    simulate(shape[0] * shape[1], on_ranks, timeout=60)
+    simulate(shape[0] * shape[1], on_ranks)
 
 
 def test_four_ranks_have_the_losses_of_one_process(saved, expected) -> None:
@@ -126,6 +126,6 @@ def test_training_goes_on_with_other_ranks(whole, saved, shape, bfloat16) -> Non
         return begun, _run(training, shape, path, every=0)
 
     tolerance = 5e-3 if bfloat16 else 1e-9
-    for begun, losses in simulate(shape[0] * shape[1], on_others, timeout=100):
+    for begun, losses in simulate(shape[0] * shape[1], on_others):
         assert begun == 4
         np.testing.assert_allclose(losses, uninterrupted, rtol=0, atol=tolerance)

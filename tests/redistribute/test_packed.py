@@ -140,7 +140,7 @@ def test_against_numpy(case, average, background):
         names = tuple("abc"[: len(case.mesh)])
         check(case, init_device_mesh(case.mesh, names), op, background=background)
 
-    simulate(prod(case.mesh), program, timeout=60)
+    simulate(prod(case.mesh), program)
 
 
 @settings(max_examples=40)
@@ -166,7 +166,7 @@ def test_flat_buffers_that_travel(case, average):
             plain(np.split(lined, np.cumsum(both.counts)[:-1])[both.rank]),
         )
 
-    simulate(prod(case.mesh), program, timeout=60)
+    simulate(prod(case.mesh), program)
 
 
 @pytest.mark.parametrize("which", ["gather", "reduce"])
@@ -189,7 +189,7 @@ def test_ranks_that_mean_different_things(which, background):
         with pytest.raises(MismatchError):
             start(work).wait()
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_pieces_know_their_places():

@@ -28,7 +28,7 @@ MOVES = [([P], [R]), ([S(0)], [R]), ([R], [S(0)]), ([S(0)], [S(1)]), ([P], [S(1)
 
 def each(program: Callable[[da.DeviceMesh], Any], ranks: int = 2) -> list[Any]:
     """Run a program of a mesh on simulated ranks."""
-    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,))), timeout=60)
+    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,))))
 
 
 def on(layout: Layout, mesh: da.DeviceMesh) -> Layout:

@@ -38,9 +38,7 @@ def on_ranks(
     names: Sequence[str] = ("dp",),
 ) -> list[Any]:
     """Run a program of a mesh on simulated ranks."""
-    return simulate(
-        ranks, lambda: program(da.init_device_mesh(shape or (ranks,), names)), timeout=60
-    )
+    return simulate(ranks, lambda: program(da.init_device_mesh(shape or (ranks,), names)))
 
 
 def same(given: torch.Tensor, wanted: torch.Tensor, terms: Iterable[Any] = ()) -> None:

@@ -55,7 +55,7 @@ def test_blocks_of_a_tensor_make_it_whole_again(dtype, source):
             assert torch.equal(block, whole[tuple(slice(*b) for b in layout.local_box())])
             assert torch.equal(full_tensor(block), whole)
 
-    simulate(3, program, timeout=30)
+    simulate(3, program)
 
 
 def test_every_placement_on_a_mesh_of_two_axes():
@@ -71,7 +71,7 @@ def test_every_placement_on_a_mesh_of_two_axes():
             assert log.count() <= 2
             assert dt.layout_of(full_tensor(block)).is_replicated
 
-    simulate(4, program, timeout=30)
+    simulate(4, program)
 
 
 def test_gradient_of_a_whole_tensor_is_cut():
@@ -89,7 +89,7 @@ def test_gradient_of_a_whole_tensor_is_cut():
         torch.testing.assert_close(block.grad, 2 * whole[start:stop])
         assert torch.equal(full_tensor(block.grad), 2 * whole)
 
-    simulate(3, program, timeout=30)
+    simulate(3, program)
 
 
 def test_parts_of_a_fused_weight_are_put_in_order():
@@ -109,7 +109,7 @@ def test_parts_of_a_fused_weight_are_put_in_order():
         with pytest.raises(LayoutError, match="parts"):
             from_torch(linear.weight)
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_what_ranks_pass_differently_is_an_error_on_all():
@@ -128,7 +128,7 @@ def test_what_ranks_pass_differently_is_an_error_on_all():
             distribute_tensor(mine if mesh.rank else [1.0], mesh, [S(0)])
         assert distribute_tensor(mine, mesh, [S(0)], src_data_rank=1).tolist() == [1.0, 1.0]
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_a_tensor_without_a_layout_has_no_whole():
@@ -155,7 +155,7 @@ def test_arrays_and_tensors_share_their_memory(dtype):
         assert back.data_ptr() == block.data_ptr()
         assert dt.layout_of(back) is array.layout
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_blocks_of_any_sizes_become_an_array():
@@ -169,7 +169,7 @@ def test_blocks_of_any_sizes_become_an_array():
         assert not again.requires_grad
         assert torch.equal(full_tensor(again)[1:].cpu(), torch.ones(3, 2))
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_an_empty_block_and_a_parameter_become_arrays():
@@ -184,7 +184,7 @@ def test_an_empty_block_and_a_parameter_become_arrays():
         )
         assert to_torch(array).shape == linear.weight.shape
 
-    simulate(3, program, timeout=30)
+    simulate(3, program)
 
 
 def test_what_torch_and_numpy_do_not_share():

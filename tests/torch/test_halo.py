@@ -83,7 +83,7 @@ def test_halo_and_its_gradients_agree_with_one_process(
         wanted = gradient.reshape(shape)[box]
         np.testing.assert_allclose(block.grad.numpy(), wanted, rtol=1e-12, atol=1e-12)
 
-    simulate(4, program, timeout=60, ranks_per_node=1 if mode == "reflect" else None)
+    simulate(4, program, ranks_per_node=1 if mode == "reflect" else None)
 
 
 def test_second_derivatives_have_edges_again():
@@ -177,7 +177,7 @@ def test_a_partial_block_that_does_not_fit_the_shape_raises_on_every_rank(needs,
         here, there = 2.0 + 2 * mesh.coordinate[0], 4.0 - 2 * mesh.coordinate[0]
         assert wide.tolist() == [there, here, here, here, there]
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 @pytest.mark.parametrize("needs", [False, True])

@@ -78,7 +78,7 @@ def test_values_gradients_and_second_derivatives_are_those_of_the_model(pair, se
         else:
             np.testing.assert_allclose(total, value(src, direction), **EXACT)
 
-    simulate(prod(shape), program, timeout=60)
+    simulate(prod(shape), program)
 
 
 def own_shard(mesh, dst, arriving):
@@ -134,7 +134,7 @@ def test_every_dtype_moves(ranks, dtype):
                 y = dt.redistribute(y, mesh, dst.placements, [R])
                 torch.testing.assert_close(y, torch.tensor(whole).to(dtype))
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -174,7 +174,7 @@ def test_half_precision_is_rounded_once(dtype, size, per_node):
         assert x.grad.dtype is dtype
         torch.testing.assert_close(x.grad, torch.full_like(own, 1 / ranks))
 
-    simulate(ranks, program, timeout=60, ranks_per_node=per_node)
+    simulate(ranks, program, ranks_per_node=per_node)
 
 
 STRIDED = {
@@ -207,4 +207,4 @@ def test_inputs_and_gradients_may_lie_anyhow(kind, move):
         found.backward(make(gradient))
         torch.testing.assert_close(odd.grad, plain.grad)
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)

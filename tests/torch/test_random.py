@@ -49,7 +49,7 @@ def dropped(ranks, module, x, axis):
         ).sum().backward()
         return whole.detach(), mine.grad
 
-    return simulate(ranks, program, timeout=60)
+    return simulate(ranks, program)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_evaluation_and_half_precision():
             twin(x)
             assert torch.equal(same.get_state(), before)  # no key is drawn
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_channels_that_span_ranks_need_equal_keys():
@@ -144,7 +144,7 @@ def test_channels_that_span_ranks_need_equal_keys():
             with pytest.raises(MismatchError, match="drew other random numbers"):
                 channels(x)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_channels_that_span_ranks_need_one_probability():
@@ -159,7 +159,7 @@ def test_channels_that_span_ranks_need_one_probability():
         ):
             channels(torch.ones(2, 4, 3))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_probabilities_are_compared_with_the_check_on(monkeypatch):
@@ -173,7 +173,7 @@ def test_probabilities_are_compared_with_the_check_on(monkeypatch):
             with pytest.raises(MismatchError, match=r"dropout .*p differs"):
                 dt.dropout(x, 0.25 * (1 + mesh.rank))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_seeds_and_axes_that_differ_between_ranks_are_refused_on_all():
@@ -187,7 +187,7 @@ def test_seeds_and_axes_that_differ_between_ranks_are_refused_on_all():
             dt.manual_seed(-mesh.rank, mesh)
         assert dt.manual_seed(3, mesh) == 3
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_own_forward_of_a_dropout_is_refused():
@@ -199,7 +199,7 @@ def test_own_forward_of_a_dropout_is_refused():
         with pytest.raises(ArgumentTypeError, match="Mine replaces the forward"):
             dt.parallelize_module(Mine(), da.init_device_mesh((1,)), dt.SequenceParallel())
 
-    simulate(1, program, timeout=60)
+    simulate(1, program)
 
 
 # --- random state --------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_own_forward_of_a_dropout_is_refused():
 def alone(function):
     """Run a function as the only rank, and leave torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        simulate(1, function, timeout=60)
+        simulate(1, function)
 
 
 def test_region_leaves_one_number_drawn_also_after_errors():

@@ -69,7 +69,7 @@ def _on_ranks(function: Callable[..., Any], options: argparse.Namespace) -> None
             function(mesh)
 
     for ranks in options.ranks:
-        simulate(ranks, on_rank, ranks, timeout=60, ranks_per_node=options.ranks_per_node)
+        simulate(ranks, on_rank, ranks, ranks_per_node=options.ranks_per_node)
 
 
 # --- arrays --------------------------------------------------------------------------------------

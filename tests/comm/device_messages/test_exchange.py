@@ -107,7 +107,7 @@ def test_values_arrive_whatever_the_counts(way, monkeypatch, data):
         check_all_to_all(c, table)
         check_rooted(c, counts, root)
 
-    simulate(n, run, timeout=30)
+    simulate(n, run)
     assert held() == 0
 
 

@@ -1099,7 +1099,7 @@ def test_of_many_states_a_rank_gets_a_part_and_the_results(name: str, ranks_per_
         agrees(result, getattr(np, name)(value, axis=0), rtol=1e-13)
         assert log.bytes() <= 12_001 * (STATE_BYTES[name] + 8) + 1000
 
-    simulate(4, program, ranks_per_node=ranks_per_node, timeout=60)
+    simulate(4, program, ranks_per_node=ranks_per_node)
 
 
 @pytest.mark.parametrize("name", STATE_BYTES)

@@ -194,7 +194,7 @@ def test_only_rows_that_a_rank_lacks_are_received(ranks_per_node: int | None) ->
             x[da.arange(1000)]
         assert log.bytes("rows") == 0
 
-    simulate(RANKS, program, ranks_per_node=ranks_per_node, timeout=60)
+    simulate(RANKS, program, ranks_per_node=ranks_per_node)
 
 
 def test_repeated_rows_travel_once_between_nodes() -> None:
@@ -206,7 +206,7 @@ def test_repeated_rows_travel_once_between_nodes() -> None:
         agrees(y, rows(40)[np.full(400, 39)])
         assert log.bytes("rows") == (0 if x.mesh.coordinate == (3,) else 64)
 
-    simulate(RANKS, program, ranks_per_node=1, timeout=60)
+    simulate(RANKS, program, ranks_per_node=1)
 
 
 def test_nothing_is_sent_where_every_rank_has_the_index_and_the_values() -> None:

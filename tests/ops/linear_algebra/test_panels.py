@@ -50,7 +50,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def on_ranks(way: str) -> OnRanks:
     """Run a function on simulated ranks, between which panels come in one of all ways."""
-    return lambda program: testing.simulate(RANKS, program, timeout=60, ranks_per_node=WAYS[way][1])
+    return lambda program: testing.simulate(RANKS, program, ranks_per_node=WAYS[way][1])
 
 
 @settings(max_examples=24)

@@ -63,7 +63,7 @@ def test_cuts_and_values_are_those_of_a_stable_sort(dtype: Any, data: st.DataObj
 
 def check(blocks: list[np.ndarray], places: list[int]) -> list[Counted]:
     """Select on as many simulated ranks as there are blocks."""
-    return simulate(len(blocks), select_on_rank, blocks, places, timeout=60)
+    return simulate(len(blocks), select_on_rank, blocks, places)
 
 
 def select_on_rank(blocks: list[np.ndarray], places: list[int]) -> Counted:
@@ -136,4 +136,4 @@ def test_lines_are_selected_from_each_by_itself(data: st.DataObject) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_multiselection, "_FEW_BYTES", few)
-        simulate(len(sizes), program, timeout=60)
+        simulate(len(sizes), program)

@@ -32,7 +32,7 @@ def each(program, shape=(2,), names=("tp",)):
     def run():
         return program(da.init_device_mesh(shape, names), copy.deepcopy(model))
 
-    return simulate(torch.Size(shape).numel(), run, timeout=60)
+    return simulate(torch.Size(shape).numel(), run)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -88,8 +88,8 @@ def test_a_norm_that_was_left_out_of_a_sequence_parallel_plan_is_found():
         with pytest.raises(MismatchError, match=r"'0\.weight'.*SequenceParallel"):
             dt.check_replicas(model, mesh)
 
-    simulate(2, lambda: program(None), timeout=60)
-    simulate(2, lambda: program(dt.SequenceParallel()), timeout=60)
+    simulate(2, lambda: program(None))
+    simulate(2, lambda: program(dt.SequenceParallel()))
 
 
 def test_blocks_are_compared_along_the_axes_that_do_not_cut():
@@ -149,7 +149,7 @@ def test_any_dtype_is_read(dtype):
         with pytest.raises(MismatchError, match="'kept'"):
             dt.check_replicas(model, mesh)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_sharded_parameters_are_blocks_of_both_axes():

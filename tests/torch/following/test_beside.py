@@ -56,7 +56,7 @@ def _errors(ranks, function, shape, a, b, c=R, style=dt.ColwiseParallel):
         except LayoutError as error:
             return str(error)
 
-    return simulate(ranks, program, timeout=30)
+    return simulate(ranks, program)
 
 
 MIXING = {
@@ -147,7 +147,7 @@ def test_a_style_adds_up_sums_of_contributions():
         with dt.check_layouts():
             model(x).sum()
 
-    simulate(3, program, timeout=30)
+    simulate(3, program)
 
 
 WINDOWS = {
@@ -255,7 +255,7 @@ def test_sums_that_are_not_added_up_do_not_leave_unless_it_is_said(context):
             found = models[1](_values(2, 3, 4))
         assert torch.allclose(dt.redistribute(found, mesh, [P], [R]), wanted)
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("width", [2, 6])
@@ -281,7 +281,7 @@ def test_a_bias_that_its_group_has_let_go_is_an_error(width):
         with pytest.raises(LayoutError, match="let fully_shard make one group of the"):
             model(torch.ones(2, 4) + mesh["dp"].coordinate[0])
 
-    simulate(4, program, timeout=30)
+    simulate(4, program)
 
 
 def test_a_residual_beside_what_was_computed_along_a_cut_axis_fails_with_a_remedy():
@@ -298,7 +298,7 @@ def test_a_residual_beside_what_was_computed_along_a_cut_axis_fails_with_a_remed
         with pytest.raises(LayoutError, match=r"add would see .* computed from .*S\(1\)\]; take"):
             model(_values(2, 6, 4))
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_functions_of_words_and_losses_refuse_a_shard_for_the_whole(function):
         with dt.check_layouts(), pytest.raises(LayoutError):
             ALONE[function](mesh)
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_words_and_a_table_that_one_mesh_axis_cuts_make_no_shard():
@@ -357,4 +357,4 @@ def test_words_and_a_table_that_one_mesh_axis_cuts_make_no_shard():
             )
         return dt.layout_of(found), str(dt.layout_of(losses))
 
-    assert simulate(2, program, timeout=30) == [(None, "5x2 [tp:S(0)]")] * 2
+    assert simulate(2, program) == [(None, "5x2 [tp:S(0)]")] * 2

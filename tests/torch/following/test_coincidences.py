@@ -46,7 +46,7 @@ def _outcome(function, mesh_shape=(2,), names=("tp",)):
             assert torch.allclose(dt.full_tensor(found), wanted)
         return layout and str(layout)
 
-    outcomes = simulate(4 if len(names) > 1 else 2, program, timeout=30)
+    outcomes = simulate(4 if len(names) > 1 else 2, program)
     assert len(set(outcomes)) == 1
     return outcomes[0]
 
@@ -136,7 +136,7 @@ def test_a_parallelized_module_refuses_what_a_share_has_written():
         with pytest.raises(LayoutError, match="by __setitem__, along an axis that is cut"):
             model(_items(6, 4), places)
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def _recurrent(kind, x, **how):

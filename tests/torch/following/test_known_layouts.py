@@ -146,7 +146,7 @@ def test_what_is_known_to_be_wrong_raises_before_anything_is_sent(case, mode):
                 twin(mine)
         assert [log.count()] == before
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_attention_and_embeddings_check_what_they_get():
@@ -172,7 +172,7 @@ def test_attention_and_embeddings_check_what_they_get():
         with pytest.raises(LayoutError, match=r"declared as Replicate"):
             pair(mine)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_a_layout_that_is_known_needs_no_exchange_of_shapes(monkeypatch):
@@ -230,7 +230,7 @@ def test_an_input_may_be_declared_otherwise_by_another_module():
                     table(words)
             assert dt.layout_of(x) is dt.layout_of(words) is None
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 class Scattered(nn.Module):
@@ -301,7 +301,7 @@ def test_which_functions_are_followed(step):
             moved = S(2) if step == "broadcast" else placement
             assert found is None or found.layout.placements in ((placement,), (moved,))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 class Between(nn.Module):
@@ -400,7 +400,7 @@ def test_what_works_along_a_shard_gives_no_shard_of_the_whole(how, mode):
             twin.function = lambda y: dt.redistribute(function(y), mesh, [S(-1)], [S(-1)])
             twin(x)  # it is said to be meant so
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 class Head(nn.Module):
@@ -441,7 +441,7 @@ def test_what_works_along_a_shard_does_not_leave(mode, over):
                     else:
                         called(x)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_a_batch_that_others_have_the_rest_of_may_be_worked_along():
@@ -457,7 +457,7 @@ def test_a_batch_that_others_have_the_rest_of_may_be_worked_along():
         y = head[0].project(x[own : own + 2])
         torch.testing.assert_close(head(mine * 1)["found"][0], y.sum(2).mean())
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_steps_by_hand_are_checked_inside_check_layouts_alone():
@@ -474,7 +474,7 @@ def test_steps_by_hand_are_checked_inside_check_layouts_alone():
                     with pytest.raises(LayoutError, match="softmax inside check_layouts"):
                         y.relu().softmax(-1)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
@@ -496,7 +496,7 @@ def test_a_sum_over_all_ranks_may_divide_a_shard(mode):
         with _run_as(mode, twin):
             torch.testing.assert_close(twin(x), model(x))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_ranks_with_one_item_know_no_more_than_others():
@@ -514,7 +514,7 @@ def test_ranks_with_one_item_know_no_more_than_others():
             assert _followed(function, x) is None
         assert _followed(lambda x: x * x, x).layout is layout
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_a_sub_mesh_knows_its_part_of_a_layout():
@@ -526,7 +526,7 @@ def test_a_sub_mesh_knows_its_part_of_a_layout():
             layer(x)
         assert layer(dt.redistribute(x, mesh, [S(0), S(1)], [S(0), R])).shape == (2, 4, 2)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_a_slice_taken_by_hand_is_the_shard_that_it_is_said_to_be():
@@ -545,7 +545,7 @@ def test_a_slice_taken_by_hand_is_the_shard_that_it_is_said_to_be():
         assert torch.equal(dt.full_tensor(said), x)
         assert dt.layout_of(x).placements == (R,)
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 @pytest.mark.parametrize(
@@ -574,4 +574,4 @@ def test_what_fails_without_items_is_refused_on_all_ranks(function):
             twin(x)
         return "refused"
 
-    assert simulate(3, program, timeout=60) == ["refused"] * 3
+    assert simulate(3, program) == ["refused"] * 3

@@ -114,7 +114,7 @@ def _assert_as_one_process(ranks, meet, length, reentrant=None, check=False):
             found = _gradients(_parallelized(meet, mesh, reentrant), length)
         torch.testing.assert_close(found, expected)
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 @pytest.mark.parametrize("meet", MEET)
@@ -169,7 +169,7 @@ def test_shards_of_features_and_a_number_for_all_of_them():
         for p, expected in zip(mine.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(dt.full_tensor(p.grad), expected.grad)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_along_two_mesh_axes_parts_are_added_over_those_that_cut():
@@ -185,7 +185,7 @@ def test_along_two_mesh_axes_parts_are_added_over_those_that_cut():
         expected = (2 * (t @ g.detach()))[:, None] * t
         torch.testing.assert_close(g.grad, expected.sum(0))
 
-    simulate(4, program, timeout=30)
+    simulate(4, program)
 
 
 def test_gradients_that_are_parts_already_are_not_added_twice():
@@ -198,7 +198,7 @@ def test_gradients_that_are_parts_already_are_not_added_twice():
         found = _gradients(model, 3)
         torch.testing.assert_close(found, expected)
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 USES = {
@@ -238,7 +238,7 @@ def test_a_gradient_in_parts_takes_parts_from_what_moves_on(use):
             expected = w if use.startswith("cut") else w @ _layer(mesh).weight.detach()
         torch.testing.assert_close(x.grad, expected)
 
-    simulate(3, program, timeout=30)
+    simulate(3, program)
 
 
 class _Identity(torch.autograd.Function):
@@ -298,7 +298,7 @@ def test_what_lies_between_a_replicated_tensor_and_shards_keeps_its_part(between
         model.between = lambda g: BETWEEN[between](g, mesh)
         torch.testing.assert_close(_gradients(model, 3), expected)
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 UNSURE = {
@@ -327,7 +327,7 @@ def test_what_is_not_known_beside_replicated_tensors_is_refused_beside_shards(un
 
     alone = _model(MEET["modulated"])
     alone.between = UNSURE[unsure]
-    for found in simulate(2, program, timeout=60):
+    for found in simulate(2, program):
         torch.testing.assert_close(found, _gradients(alone, 3)["c"])
 
 
@@ -349,7 +349,7 @@ def test_what_is_not_known_beside_replicated_tensors_is_no_shard_for_a_style():
         with torch.no_grad():
             assert dt.layout_of(model(torch.ones(2, 1, 4), 3 - mesh.rank)).shape == (2, 5, 4)
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_averaged_gradients_stay_averages():
@@ -369,7 +369,7 @@ def test_averaged_gradients_stay_averages():
         (z * (mesh.rank + 1)).sum().backward()
         torch.testing.assert_close(x.grad, torch.full((4,), 1.5).double())
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_parts_are_not_written_into_what_has_a_whole_gradient():
@@ -381,7 +381,7 @@ def test_parts_are_not_written_into_what_has_a_whole_gradient():
         with dt.check_layouts(), pytest.raises(LayoutError, match="write the sum, product"):
             (whole * 1).add_(parts)
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_nothing_is_added_up_without_a_gradient():
@@ -393,7 +393,7 @@ def test_nothing_is_added_up_without_a_gradient():
             model(x, c)
         return [record.collective for record in log.records]
 
-    assert simulate(2, program, timeout=30) == 2 * [["all_reduce"]]  # of the row-parallel layer
+    assert simulate(2, program) == 2 * [["all_reduce"]]  # of the row-parallel layer
 
 
 def test_a_shard_over_a_mesh_axis_of_one_rank_is_the_whole():
@@ -407,7 +407,7 @@ def test_a_shard_over_a_mesh_axis_of_one_rank_is_the_whole():
             dt.full_tensor(found), _values(4, 3, seed=2) @ _values(3, seed=1)
         )
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_what_comes_of_shards_is_not_taken_for_replicated():
@@ -426,7 +426,7 @@ def test_what_comes_of_shards_is_not_taken_for_replicated():
         with pytest.raises(LayoutError, match=r"not followed, but declared as Replicate\(\)"):
             model(torch.ones(4, 4))
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 class _Scaled(nn.Module):
@@ -478,7 +478,7 @@ def test_parameters_without_a_style_that_are_said_to_be_whole_have_the_gradients
         own = dt.redistribute(x.clone(), mesh, [R], [R])
         torch.testing.assert_close(_step(model, own), expected)
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 @pytest.mark.parametrize("shard", [False, True])
@@ -499,7 +499,7 @@ def test_parameters_without_a_style_are_refused_beside_shards(lacking, shard):
         if not shard:
             model(x).sum().backward()
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_parameters_that_take_the_place_of_others_are_refused_beside_shards():
@@ -509,7 +509,7 @@ def test_parameters_that_take_the_place_of_others_are_refused_beside_shards():
         with pytest.raises(LayoutError, match="mul beside a shard"):
             model(_values(3, 4, seed=30))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 class _Joined(nn.Module):
@@ -561,7 +561,7 @@ def test_gradients_that_others_reduce_over_the_same_ranks_are_left_to_them(how, 
             found = found if name == "table.weight" else found * mesh.size  # averages
             torch.testing.assert_close(found, expected[name])
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 @pytest.mark.parametrize("when", ["after", "before"])
@@ -581,7 +581,7 @@ def test_parameters_without_a_style_that_were_frozen_are_refused_beside_shards(l
         with pytest.raises(LayoutError, match="a parameter without a style"):
             model(x)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 class _CutTwice(nn.Module):
@@ -632,7 +632,7 @@ def test_parameters_without_a_style_are_refused_beside_shards_of_each_of_several
         with pytest.raises(LayoutError, match="a parameter without a style"):
             model(x)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 @pytest.mark.parametrize("how", [dt.replicate, dt.fully_shard])
@@ -671,4 +671,4 @@ def test_gradients_that_others_reduce_are_left_to_them_where_modules_have_other_
             found = found if name == "0.table.weight" else found * 2  # averages
             torch.testing.assert_close(found, expected[name])
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)

@@ -70,7 +70,7 @@ def test_products_along_other_axes_are_followed(how, batch, ranks, other):
         assert dt.layout_of(found).placements == (S(1) if "dots" in how else S(0),)
         assert torch.allclose(dt.full_tensor(found), expected)
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
@@ -89,7 +89,7 @@ def test_a_shard_times_the_whole_is_an_error_on_all_ranks(how, batch, ranks, kno
                 function(a, b)
         return str(raised.value)
 
-    errors = simulate(ranks, program, timeout=60)
+    errors = simulate(ranks, program)
     assert len(set(errors)) == 1
     assert "[tp:S(0)] and " in errors[0]
     assert "along axis 0 every rank has its shard of the one, and all of the other" in errors[0]
@@ -127,7 +127,7 @@ def test_rows_times_columns_of_the_same_ranks_are_not_all_of_them(how, ranks):
                     dt.full_tensor(rows), function(_values(5, 4), _values(7, 4, seed=8))
                 )
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 SUMMED = {
@@ -147,7 +147,7 @@ def test_what_is_summed_over_is_found_however_it_is_passed(how):
         with pytest.raises(LayoutError, match="this rank's shard only"), dt.check_layouts():
             SUMMED[how](a, b)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_causal_attention_of_some_queries_is_not_that_of_their_places():
@@ -161,7 +161,7 @@ def test_causal_attention_of_some_queries_is_not_that_of_their_places():
         whole = _values(2, 4, 3, seed=8)
         assert torch.allclose(dt.full_tensor(found), attention(_values(2, 4, 3), whole, whole))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("keys", [1, 2])
@@ -179,4 +179,4 @@ def test_heads_that_share_keys_are_not_given_all_keys(keys):
         wanted = attention(_values(2, 4, 3, 2), whole, whole, enable_gqa=True)
         assert torch.allclose(dt.full_tensor(found), wanted)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)

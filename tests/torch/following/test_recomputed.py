@@ -61,7 +61,7 @@ PLAN = {
 
 def _run(program):
     with set_checkpoint_early_stop(False):  # of the process, not of a thread
-        simulate(2, program, timeout=60)
+        simulate(2, program)
 
 
 def _compare(alone, mine, x, y):

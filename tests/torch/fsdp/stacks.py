@@ -58,7 +58,7 @@ def sharded(module: nn.Module, mesh: da.DeviceMesh, **kwargs: Any) -> nn.Module:
 def of_mesh(shape: tuple[int, ...], program: Callable[[da.DeviceMesh], Any]) -> list[Any]:
     """Run a program on simulated ranks, on a mesh of several axes."""
     names = ("r", "s", "t")[: len(shape)]
-    return simulate(prod(shape), lambda: program(da.init_device_mesh(shape, names)), timeout=60)
+    return simulate(prod(shape), lambda: program(da.init_device_mesh(shape, names)))
 
 
 X, Y, Z = (values(12, 5, seed=i) for i in range(3))

@@ -104,7 +104,7 @@ def test_bytes_of_replicas():
         assert log.count() == 20
         assert log.bytes("all_reduce") == own * 8  # 2 b (n - 1) / n
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_evaluation_gathers_once():

@@ -65,7 +65,7 @@ def test_calls_without_backward_in_between(keep, post):
             with torch.no_grad():
                 assert torch.equal(mine(X), START(X))
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -67,7 +67,7 @@ def laid(request):
             mesh = da.init_device_mesh(shape, names)
             return program(lambda module: shard(module, mesh), mesh)
 
-        return simulate(count, on_rank, timeout=60)
+        return simulate(count, on_rank)
 
     return run
 

@@ -141,7 +141,7 @@ def test_evaluation_between_forward_and_backward():
         for name, p in mine.named_parameters():
             same(dt.full_tensor(p.grad), wanted[name], name)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 3)])
@@ -176,4 +176,4 @@ def test_weights_over_several_mesh_axes(shape, placement):
             mine.reshard()
 
     n = shape[0] * shape[1] * shape[2]
-    simulate(n, program, timeout=60)
+    simulate(n, program)

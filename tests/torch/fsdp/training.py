@@ -184,7 +184,7 @@ def compare(
         check_parameters(module, single.end, tolerance)
         return losses, module
 
-    results = simulate(prod(shape), program, timeout=100)
+    results = simulate(prod(shape), program)
     means = torch.tensor([losses for losses, _ in results], dtype=torch.float64).mean(0)
     same(means, torch.tensor(single.losses, dtype=torch.float64), "losses", tolerance)
     return [module for _, module in results]

@@ -38,7 +38,7 @@ def test_classes_on_the_last_axis():
         with pytest.raises(AxisError, match="axis=3"):
             vocab_parallel_cross_entropy(mine, target, mesh, axis=3)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_number_of_classes_may_be_told():
@@ -57,7 +57,7 @@ def test_number_of_classes_may_be_told():
         with pytest.raises(LayoutError, match="leave it out"):
             vocab_parallel_cross_entropy(mine, target, mesh, vocab_size=8)
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 def test_rows_of_another_mesh_axis_are_this_ranks():
@@ -72,7 +72,7 @@ def test_rows_of_another_mesh_axis_are_this_ranks():
         loss = vocab_parallel_cross_entropy(mine, target[rows], mesh["tp"])
         torch.testing.assert_close(loss, cross_entropy(full[rows], target[rows]))
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_arguments_are_checked_before_anything_is_sent():
@@ -112,7 +112,7 @@ def test_arguments_are_checked_before_anything_is_sent():
         outside = da.DeviceMesh([1 - mesh.rank])
         refused(MeshError, "not in", mine, target, outside)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_what_ranks_pass_differently_is_an_error_on_all():
@@ -131,4 +131,4 @@ def test_what_ranks_pass_differently_is_an_error_on_all():
             vocab_parallel_cross_entropy(mine[rows], target[rows], mesh)
         return float(vocab_parallel_cross_entropy(mine, target, mesh))
 
-    assert len(set(simulate(2, program, timeout=60))) == 1
+    assert len(set(simulate(2, program))) == 1

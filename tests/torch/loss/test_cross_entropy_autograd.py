@@ -37,7 +37,7 @@ def test_gradient_of_probabilities():
         torch.testing.assert_close(whole.grad, twin.grad)
         torch.testing.assert_close(part.grad, shard_of(twin.grad, 1, offsets, mesh.rank))
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 @pytest.mark.parametrize("kind", ["classes", "probabilities"])
@@ -67,7 +67,7 @@ def test_second_derivatives(kind, smoothing):
         shard = shard_of(twin.grad, 1, offsets, mesh.rank)
         assert_close(mine.grad, shard, [twin.grad])
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 def test_backward_twice_and_no_backward():
@@ -88,7 +88,7 @@ def test_backward_twice_and_no_backward():
             mine += 1
         torch.testing.assert_close(again, loss.detach())
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -107,7 +107,7 @@ def test_checkpoints(reentrant):
         ).backward()
         torch.testing.assert_close(mine.grad, expected)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 class _Allocations(TorchDispatchMode):

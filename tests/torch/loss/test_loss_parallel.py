@@ -41,7 +41,7 @@ def _check(ranks, loss_of, *, inside=True, collectives=2):
         torch.testing.assert_close(mine.weight.grad, twin.weight.grad[start:stop])
         torch.testing.assert_close(mine.bias.grad, twin.bias.grad[start:stop])
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 RESHAPED = {
@@ -138,7 +138,7 @@ def test_what_a_model_has_reshaped_before_is_known(reshape):
                     loss = F.cross_entropy(logits, target.flatten())
             torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 def test_scaled_before_is_not_known_and_says_so():
@@ -158,7 +158,7 @@ def test_scaled_before_is_not_known_and_says_so():
         with loss_parallel(), loss_parallel(mesh):
             torch.testing.assert_close(F.cross_entropy(logits, target.flatten()), expected)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_what_was_lost_inside_is_told_so():
@@ -173,7 +173,7 @@ def test_what_was_lost_inside_is_told_so():
             with pytest.raises(LayoutError, match="since they were computed from a t"):
                 F.cross_entropy(unknown, torch.zeros(LENGTH).long())
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_after_an_error_torch_is_as_before():
@@ -192,7 +192,7 @@ def test_after_an_error_torch_is_as_before():
             assert log.count("all_reduce") == 0
         assert torch.equal(inside, outside)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_other_cuts_are_refused():
@@ -231,7 +231,7 @@ def test_other_cuts_are_refused():
             loss = F.cross_entropy(rows, torch.zeros(3, dtype=torch.int64))
         torch.testing.assert_close(loss, torch.tensor(8.0).log())
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_fused_parts_are_refused():
@@ -243,7 +243,7 @@ def test_fused_parts_are_refused():
         with loss_parallel(mesh), pytest.raises(LayoutError, match="parts"):
             F.cross_entropy(y, torch.tensor([0, 1]))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_targets_that_differ_between_ranks_are_an_error_on_all():
@@ -255,4 +255,4 @@ def test_targets_that_differ_between_ranks_are_an_error_on_all():
         with loss_parallel(), pytest.raises(MismatchError, match="target and weights"):
             F.cross_entropy(mine(x).mT, target if mesh.rank else target.flip(0))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)

@@ -107,7 +107,7 @@ def test_along_the_cut_axis_is_refused_and_along_another_is_right(how, along, ax
             found = _members(ALONG[how](x, along))
         assert all(is_block(mine, full) for mine, full in zip(found, expected, strict=True))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("how", OF_ALL)
@@ -118,7 +118,7 @@ def test_what_takes_all_items_is_refused(how):
             OF_ALL[how](x)
         OF_ALL[how](x)  # outside a shard is a plain tensor
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 def test_products_over_the_classes_are_refused():
@@ -137,7 +137,7 @@ def test_products_over_the_classes_are_refused():
                     product()
             torch.ones(2, ROWS, dtype=x.dtype) @ x  # of rows: a shard of the classes again
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 # --- every function of torch's -------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_whatever_torch_offers_is_right_or_refused_or_known_to_be_of_a_shard(axi
                         outcomes[_outcome(mine, full)].add(name)
         return outcomes
 
-    for outcomes in simulate(2, program, timeout=100):
+    for outcomes in simulate(2, program):
         assert not outcomes["wrong"]
         assert len(outcomes["right"]) > 300
         assert len(outcomes["refused"]) > 100

@@ -31,7 +31,7 @@ def test_what_is_cut_in_an_unknown_way_is_no_loss():
                 (unknown + 1).sum()
             assert unknown.softmax(0).shape == unknown.shape
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_an_assignment_picks_no_classes():
@@ -47,7 +47,7 @@ def test_an_assignment_picks_no_classes():
         full[2] = 1.0
         assert is_block(x, full)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_functions_of_the_library_work_inside():
@@ -80,7 +80,7 @@ def test_functions_of_the_library_work_inside():
             block = scaled(sequence.chunk(2, -1)[mesh.rank])
         torch.testing.assert_close(block, normalized.chunk(2, -1)[mesh.rank])
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_heads_are_no_classes_even_where_a_rank_has_one():
@@ -97,7 +97,7 @@ def test_heads_are_no_classes_even_where_a_rank_has_one():
             assert known_layout(x.unsqueeze(2)).shape == (2, 3, 1, 8)
             assert known_layout(x.view(6, 4)).shape == (6, 8)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_weights_that_are_converted_at_every_call_are_weights():
@@ -112,7 +112,7 @@ def test_weights_that_are_converted_at_every_call_are_weights():
             with pytest.raises(LayoutError, match="linear inside"):
                 F.linear(x, x)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_beside_replicated_tensors_others_may_be_anything():
@@ -127,7 +127,7 @@ def test_beside_replicated_tensors_others_may_be_anything():
             with pytest.raises(LayoutError, match="nothing is known"):
                 F.cross_entropy(x * other, target)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_every_slice_is_normalised_by_itself():
@@ -141,7 +141,7 @@ def test_every_slice_is_normalised_by_itself():
                 block_of(mesh, 0).renorm(2, dim=1, maxnorm=1.0)
         assert is_block(found, expected)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_the_first_axis_of_length_3_is_no_axis_of_a_shard():
@@ -158,7 +158,7 @@ def test_the_first_axis_of_length_3_is_no_axis_of_a_shard():
                 is layout
             )
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 PLACED = {
@@ -202,7 +202,7 @@ def test_ranks_with_one_item_know_no_more_than_others(how):
                 return LayoutError
         return None if found is None else found.placements[0].axis
 
-    assert simulate(2, program, timeout=60) == [wanted, wanted]
+    assert simulate(2, program) == [wanted, wanted]
 
 
 @pytest.mark.parametrize("shape", [(7, 11, 13), (7, 11, 13, 17)])

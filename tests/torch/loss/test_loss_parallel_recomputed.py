@@ -49,7 +49,7 @@ def test_a_checkpointed_loss_that_opens_the_context_itself(reentrant):
         start, stop = dt.layout_of(mine.weight).local_box()[0]
         torch.testing.assert_close(mine.weight.grad, twin.weight.grad[start:stop])
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 CHECKPOINTED = {
@@ -100,7 +100,7 @@ def test_what_ran_inside_runs_again_inside(ranks, what, reentrant, backward_insi
         start, stop = dt.layout_of(mine.weight).local_box()[0]
         torch.testing.assert_close(mine.weight.grad, twin.weight.grad[start:stop])
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 def test_a_loss_in_a_function_of_autograds_is_refused():
@@ -124,7 +124,7 @@ def test_a_loss_in_a_function_of_autograds_is_refused():
                 Own.apply(y, False)
             Own.apply(y, True)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it unless it is an error
@@ -141,7 +141,7 @@ def test_a_compiled_model_may_be_called_inside(backend):
             loss = F.cross_entropy(compiled(x).flatten(0, 1), target.flatten())
         torch.testing.assert_close(loss, expected)
 
-    simulate(1, program, timeout=60)
+    simulate(1, program)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -175,7 +175,7 @@ def test_many_compiled_blocks_are_traced_once(inside):
             torch.testing.assert_close(p.grad, q.grad)
         assert sum(counters["graph_break"].values()) <= 2 * len(model)  # around each module
 
-    simulate(1, program, timeout=60)
+    simulate(1, program)
 
 
 class Block(torch.nn.Module):

@@ -122,7 +122,7 @@ def test_a_forward_of_its_own_is_refused_before_anything_is_sent(style, make, te
         with pytest.raises(ArgumentTypeError, match="Rectified has a forward"):
             dt.parallelize_module(_pair(), mesh, dt.LowRankParallel(style()))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_layers_with_blocks_of_their_own_are_refused(make, text):
             dt.parallelize_module(make(), mesh, dt.TransformerLayerParallel())
         assert log.count() == 0
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("style", [dt.ColwiseParallel, dt.RowwiseParallel])

@@ -237,7 +237,7 @@ def test_gradients_that_replicas_wait_for_are_added_up_at_once():
         assert log.count("all_reduce", "tp") == 4 + 3  # of norms, and of biases
         check(twin, wanted)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_shards_without_items_are_no_matter():
@@ -259,4 +259,4 @@ def test_shards_without_items_are_no_matter():
         for name, p in twin.named_parameters():
             same(dt.full_tensor(p.grad), wanted[name], wanted.values())
 
-    simulate(6, program, timeout=60)
+    simulate(6, program)

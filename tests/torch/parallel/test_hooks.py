@@ -63,7 +63,7 @@ def test_hooks_see_whole_inputs_outputs_and_gradients(style, first):
         for name in ("inputs", "outputs", "gradients"):
             torch.testing.assert_close(getattr(seen, name), getattr(expected, name))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("style", [dt.ColwiseParallel, dt.RowwiseParallel])
@@ -117,7 +117,7 @@ def test_a_call_of_forward_itself_moves_the_same():
         torch.testing.assert_close(twin.forward(x).detach(), expected)
         assert list(inspect.signature(twin.forward).parameters) == ["input"]
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_hooks_that_fail_leave_the_parameters_as_they_were():
@@ -146,7 +146,7 @@ def test_hooks_that_fail_leave_the_parameters_as_they_were():
             layer(torch.full((1, 4), torch.nan))
         assert layer.bias is bias
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_weights_that_become_computed_from_others_are_an_error():
@@ -164,4 +164,4 @@ def test_weights_that_become_computed_from_others_are_an_error():
             with pytest.raises(ArgumentError, match=r"'weight'.*computed from others"):
                 dt.parallelize_module(layer, mesh, dt.ColwiseParallel())
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)

@@ -162,7 +162,7 @@ def compare(ranks, model, run=train, plan=dt.plan_of, shift=1):
             assert_close(found[name], x, terms, tolerance=1e-5, what=name)
         return {name: dt.layout_of(p) for name, p in twin.named_parameters()}
 
-    return simulate(ranks, program, timeout=100)[0]
+    return simulate(ranks, program)[0]
 
 
 def small(**sizes):
@@ -396,7 +396,7 @@ def test_experts_work_beside_fully_sharded_parameters_and_load_anywhere():
         alone.load_state_dict(dt.state_dict(twin))
         assert_close(alone.experts.up.detach(), expected["experts.up"], what="up")
 
-    simulate(4, program, timeout=100)
+    simulate(4, program)
 
 
 def test_experts_whose_outputs_cannot_be_added_up_are_an_error():
@@ -515,4 +515,4 @@ def test_models_of_transformers_train_in_groups_that_have_words_of_their_own(nam
             terms = gradients if key.startswith("gradient") else ()
             assert_close(own, x, terms, tolerance=1e-5, what=key)
 
-    simulate(4, program, timeout=100)
+    simulate(4, program)

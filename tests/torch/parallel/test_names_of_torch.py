@@ -95,4 +95,4 @@ def test_a_process_too_many_is_told_how_many_to_start():
             with pytest.raises(MeshError, match=r"\(rank 2\).*or start with mpiexec -n 2"):
                 dt.parallelize_module(nn.Linear(2, 2), mesh["tp"], dt.ColwiseParallel())
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)

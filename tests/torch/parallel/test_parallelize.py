@@ -258,7 +258,7 @@ def test_one_axis_of_a_mesh_is_taken():
         x = X + mesh.coordinate[0]
         torch.testing.assert_close(model(x), full(x))
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 # --- what cannot be cut --------------------------------------------------------------------------

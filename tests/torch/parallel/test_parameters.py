@@ -77,7 +77,7 @@ def test_converted_parameters_stay_shared_and_known(conversions, shard):
             wanted = copy.deepcopy(full).double()(x)
             torch.testing.assert_close(one, wanted)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 @pytest.mark.parametrize("shard", [False, True])
@@ -108,7 +108,7 @@ def test_replaced_parameters_are_refused(replace, shard):
             lin.weight = dt.place_like(nn.Parameter(known), old)
             lin(torch.ones(2, 4))
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_parameters_that_cannot_be_distributed_any_more_are_refused():

@@ -159,7 +159,7 @@ def test_no_use_makes_a_wrong_gradient(how, arrives):
         if how == "retained":
             torch.testing.assert_close(twin.seen.grad, seen.grad)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_gradient_of_the_prepared_tensor_itself_is_whole():
@@ -211,7 +211,7 @@ def test_gradients_of_chosen_tensors(by):
         torch.testing.assert_close(whole, expected[1])
         torch.testing.assert_close(weight, expected[0].chunk(2)[mesh.rank])
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_hook_on_some_ranks_is_an_error():
@@ -227,7 +227,7 @@ def test_hook_on_some_ranks_is_an_error():
         with pytest.raises(MismatchError):
             loss.backward()
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
@@ -261,7 +261,7 @@ def test_second_derivatives_of_backward(arrives):
                 full = full.chunk(2)[mesh.rank]
             torch.testing.assert_close(grad, full)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -289,7 +289,7 @@ def test_nothing_is_kept_alive():
         gc.collect()
         assert [reference() for reference in seen] == [None, None]
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -307,4 +307,4 @@ def test_compiled(backend):
         model(x).sum().backward()
         torch.testing.assert_close(twin.wq.weight.grad, model.wq.weight.grad)
 
-    simulate(1, program, timeout=100)
+    simulate(1, program)

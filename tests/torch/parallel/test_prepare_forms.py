@@ -89,7 +89,7 @@ def test_arguments_of_every_form():
             assert dt.layout_of(full).placements == (R,)
         assert torch.equal(flag, mine)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_outputs_of_every_form():
@@ -119,7 +119,7 @@ def test_outputs_of_every_form():
             y = y[0] if isinstance(y, tuple | list) else y
             assert torch.equal(y, x)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_meshes_of_several_axes():
@@ -152,7 +152,7 @@ def test_meshes_of_several_axes():
                 Echo(), mesh, dt.PrepareModuleInput(input_layouts=R, desired_input_layouts=R)
             )(x)
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_gradients_through_outputs_and_keywords():
@@ -187,7 +187,7 @@ def test_gradients_through_outputs_and_keywords():
         torch.testing.assert_close(other.grad, b.grad)
         assert log.count("all_reduce") == 0
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_arguments_that_do_not_fit(layouts, args, kind, message):
             model["echo"](*[torch.ones(2, 3)] * args)
         assert log.count() == 0
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_containers_that_do_not_fit(layouts, value, kind, message):
         with pytest.raises(kind, match=f"input 0 {message}"):
             module(value)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_outputs_names_and_layouts_that_do_not_fit():
@@ -288,4 +288,4 @@ def test_outputs_names_and_layouts_that_do_not_fit():
         with pytest.raises(LayoutError, match=r"input 0: it is placed as .* but declared as Shard"):
             module(known)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)

@@ -125,7 +125,7 @@ def test_an_error_in_a_hook_names_the_module_once():
         assert str(caught.value).count("(") - str(caught.value).count("((") >= 1
         assert "Sequential" not in str(caught.value)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 class Doubled(dt.ParallelStyle):
@@ -159,7 +159,7 @@ def test_substituted_parameters_are_put_back_also_after_errors():
         module(x).sum().backward()
         torch.testing.assert_close(weight.grad, torch.full_like(weight, 2.0))
 
-    simulate(1, program, timeout=60)
+    simulate(1, program)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -202,4 +202,4 @@ def test_compiled_modules_compute_the_same(backend):
         for one, other in zip(twin.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
 
-    simulate(1, program, timeout=60)
+    simulate(1, program)

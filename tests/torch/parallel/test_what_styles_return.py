@@ -103,7 +103,7 @@ def test_a_bias_counts_once_however_the_output_leaves(how, ranks, output):
         with torch.inference_mode():
             torch.testing.assert_close(dt.full_tensor(twin(mine.detach())), expected)
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 class OneLayer(nn.Module):
@@ -187,7 +187,7 @@ def test_what_is_made_of_a_plain_shard_is_placed_as_the_style_says(what, ranks, 
         found = dt.layout_of(y)
         assert (found.placements, found.shape) == ((leaves,), full)
 
-    simulate(ranks, program, timeout=60)
+    simulate(ranks, program)
 
 
 @pytest.mark.parametrize("words", [S(0), S(1)], ids=str)
@@ -202,7 +202,7 @@ def test_vectors_of_a_shard_of_the_words_are_a_shard(words):
         y = twin(WORDS[tuple(slice(*ends) for ends in own)].clone())
         torch.testing.assert_close(dt.full_tensor(y), table(WORDS))
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -222,7 +222,7 @@ def test_a_norm_of_a_plain_shard_is_not_taken_for_the_whole(grad):
                 wrong(x)
             torch.testing.assert_close(right(x), model(full))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -238,4 +238,4 @@ def test_after_a_transformer_layer_a_norm_takes_a_shard_of_the_whole(grad):
         with torch.set_grad_enabled(grad):
             torch.testing.assert_close(dt.full_tensor(twin(x)), model(x))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)

@@ -61,7 +61,7 @@ def compare(
             check_gradient(name, parameter, gradients.get(name), tolerance, terms)
         return log
 
-    return simulate(ranks, program, timeout=60)
+    return simulate(ranks, program)
 
 
 def check_gradient(

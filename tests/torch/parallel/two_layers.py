@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 def each(program: Callable[[da.DeviceMesh], Any], ranks: int = 2) -> list[Any]:
     """Run a program of a mesh on simulated ranks."""
-    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,), ("tp",))), timeout=60)
+    return simulate(ranks, lambda: program(da.init_device_mesh((ranks,), ("tp",))))
 
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)

@@ -60,7 +60,7 @@ def parallel(mesh, model=MODEL):
 def each(shape, program):
     names = ("tp",) if len(shape) == 1 else ("dp", "tp")
     size = shape[0] * (shape[1] if len(shape) == 2 else 1)
-    return simulate(size, lambda: program(da.init_device_mesh(shape, names)), timeout=60)
+    return simulate(size, lambda: program(da.init_device_mesh(shape, names)))
 
 
 @pytest.mark.parametrize("kind", MAKE)

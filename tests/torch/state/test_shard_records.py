@@ -134,7 +134,7 @@ def test_shards_of_another_mesh_are_taken_where_they_are_the_same():
             mine.load_state_dict(files[1 - nodes.coordinate[1]])
         return True
 
-    assert all(simulate(4, program, timeout=60))
+    assert all(simulate(4, program))
 
 
 def test_whole_tensors_say_nothing_of_shards():

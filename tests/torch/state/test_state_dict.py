@@ -82,7 +82,7 @@ def each(shape, program):
     def run():
         return program(da.init_device_mesh(shape, names))
 
-    return simulate(size, run, timeout=60)
+    return simulate(size, run)
 
 
 MESHES = [(1,), (2,), (3,), (4,), (2, 2)]

@@ -103,7 +103,7 @@ def test_all_skip_where_one_overflows(shape, where, explicit, fused):
             torch.testing.assert_close(whole[name], value, rtol=1e-4, atol=1e-5)
         return [loss for _, loss in seen]
 
-    losses = torch.tensor(simulate(torch.Size(shape).numel(), program, timeout=60)).mean(0)
+    losses = torch.tensor(simulate(torch.Size(shape).numel(), program)).mean(0)
     wanted = torch.tensor([loss for _, loss in expected])
     torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-6)
 
@@ -129,7 +129,7 @@ def test_one_small_all_reduce_for_each_step():
             off.step(optimizer)
         assert log.count() == 0
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_a_rank_without_gradients_takes_part():
@@ -152,7 +152,7 @@ def test_a_rank_without_gradients_takes_part():
         with pytest.raises(AssertionError, match="No inf checks"):  # torch's own, on all ranks
             scaler.step(optimizer)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_states_travel_to_and_from_torch():
@@ -168,7 +168,7 @@ def test_states_travel_to_and_from_torch():
         scaler.load_state_dict(other.state_dict())
         assert scaler.get_scale() == 16
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_ranks_that_differ_say_so():
@@ -190,4 +190,4 @@ def test_ranks_that_differ_say_so():
         with pytest.raises(ArgumentTypeError, match="mesh"):
             dt.GradScaler("cpu")
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)

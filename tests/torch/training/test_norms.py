@@ -71,7 +71,7 @@ def test_norm_and_gradients_equal_those_of_one_process(ranks, p):
             torch.testing.assert_close(one.grad, twin.grad[box], rtol=1e-12, atol=1e-15)
         return float(total)
 
-    assert len(set(simulate(ranks, program, timeout=30))) == 1
+    assert len(set(simulate(ranks, program))) == 1
 
 
 @pytest.mark.parametrize("foreach", [None, True, False])
@@ -99,7 +99,7 @@ def test_layouts_over_one_and_two_mesh_axes_take_one_all_reduce(foreach):
         assert log.count() == log.count(mesh_axis="tp") == 1
         torch.testing.assert_close(total, torch.nn.utils.get_total_norm([full[0], full[0]]))
 
-    simulate(4, program, timeout=30)
+    simulate(4, program)
 
 
 def test_only_what_is_cut_needs_communication():
@@ -113,7 +113,7 @@ def test_only_what_is_cut_needs_communication():
         torch.testing.assert_close(total, _values(3).norm())
         assert float(none) == 0.0
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_meshes_without_a_common_parent_are_summed_over_one_by_one():
@@ -127,7 +127,7 @@ def test_meshes_without_a_common_parent_are_summed_over_one_by_one():
         total = clip_grad_norm_(blocks, 1e9)
         torch.testing.assert_close(total, full.norm() * math.sqrt(3))
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("lacking", [[1], [0], [0, 2]])
@@ -157,7 +157,7 @@ def test_a_gradient_that_some_ranks_lack_is_named_on_all(lacking, kind):
             assert gradient is None or torch.equal(block.grad, gradient)
         return True
 
-    assert all(simulate(3, program, timeout=30))
+    assert all(simulate(3, program))
 
 
 def test_a_gradient_that_no_rank_has_is_left_out():
@@ -167,7 +167,7 @@ def test_a_gradient_that_no_rank_has_is_left_out():
         blocks[0].grad = None
         torch.testing.assert_close(clip_grad_norm_(blocks, 1e9), _values(4).norm())
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_a_gradient_that_is_missing_in_a_model_is_called_by_its_name():
@@ -194,7 +194,7 @@ def test_a_gradient_that_is_missing_in_a_model_is_called_by_its_name():
             clip_grad_norm_(mine.parameters(), 1.0)
         return True
 
-    assert all(simulate(2, program, timeout=30))
+    assert all(simulate(2, program))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -210,7 +210,7 @@ def test_norms_of_low_precision_are_computed_in_float32(dtype):
         assert block.grad.dtype is dtype
         torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
 
-    simulate(3, program, timeout=30)
+    simulate(3, program)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
@@ -237,7 +237,7 @@ def test_what_is_not_finite_on_one_rank_is_so_on_all(bad, p):
             block.grad, twin.grad[mesh.rank * 2 : mesh.rank * 2 + 2], equal_nan=True
         )
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)
 
 
 def test_norm_of_a_parallel_model_is_that_of_its_twin():
@@ -260,7 +260,7 @@ def test_norm_of_a_parallel_model_is_that_of_its_twin():
         torch.testing.assert_close(clip_grad_norm_(mine.parameters(), 0.1), expected)
         torch.testing.assert_close(get_total_norm(gradients), torch.tensor(0.1).double())
 
-    simulate(3, program, timeout=30)
+    simulate(3, program)
 
 
 def test_a_tensor_passed_twice_counts_once():
@@ -290,4 +290,4 @@ def test_what_is_refused():
         with pytest.raises(MismatchError, match="tensors"):
             clip_grad_norm_(blocks[mesh.rank :], 1.0)
 
-    simulate(2, program, timeout=30)
+    simulate(2, program)

@@ -184,7 +184,7 @@ def test_optimizers_that_mix_items_are_refused_on_shards(name, cut):
         assert all(map(torch.equal, before, mine.parameters()))
         return True
 
-    assert all(simulate(2, program, timeout=60))
+    assert all(simulate(2, program))
 
 
 def test_whole_parameters_take_any_optimizer():
@@ -199,7 +199,7 @@ def test_whole_parameters_take_any_optimizer():
         for one, other in zip(mine.parameters(), whole.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_groups_without_shards_take_any_options():

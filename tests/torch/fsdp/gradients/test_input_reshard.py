@@ -87,7 +87,7 @@ def test_slices_are_kept_in_sharded_modules(first, place, after):
             assert len(set(counts)) == 1
             return counts[0]
 
-        return simulate(4, program, timeout=60)
+        return simulate(4, program)
 
     slices = counted(shard=False)
     assert min(slices) > 0
@@ -109,7 +109,7 @@ def test_wholes_go_while_slices_are_kept():
             loss.backward()
         return log.count("all_gather", "dp"), log.count("all_gather", "tp") > 0
 
-    assert simulate(4, program, timeout=60) == [(1, True)] * 4
+    assert simulate(4, program) == [(1, True)] * 4
 
 
 def test_addresses_of_parameters_that_go_are_not_taken_by_activations():
@@ -126,4 +126,4 @@ def test_addresses_of_parameters_that_go_are_not_taken_by_activations():
             if not i:
                 mine.double()  # and none is where it was
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)

@@ -132,7 +132,7 @@ def test_statistics_are_those_of_one_process_also_saved_and_loaded(channels):
         dt.load_state_dict(empty, source, src_data_rank=0, mesh=mesh)
         torch.testing.assert_close(empty.eval()(steps[0]).detach(), result)
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 def test_with_data_parallelism_beside_it():
@@ -147,7 +147,7 @@ def test_with_data_parallelism_beside_it():
         torch.testing.assert_close(twin(x), expected)
         twin(x).sum().backward()
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_errors_say_what_to_do():
@@ -169,7 +169,7 @@ def test_errors_say_what_to_do():
         with pytest.raises(LayoutError, match=r"^1 .* 6 \(3, 3 by rank\).*takes 6 \(4, 2 by"):
             model(torch.ones(1, 3, 2, 2))
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("kind", ["batch", "batch without weights"])

@@ -119,7 +119,7 @@ def test_statistics_keep_their_accuracy_about_a_large_mean():
         run = cut(2)(nn.GroupNorm(1, 2), mesh)
         torch.testing.assert_close(run(x).double(), expected, rtol=0, atol=1e-3)
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("layout", [R, da.Shard(0), da.Shard(1), da.Shard(2)], ids=str)
@@ -170,7 +170,7 @@ def test_layout_on_one_axis_of_a_larger_mesh():
         whole = dt.redistribute(y, mesh, [da.Shard(0), da.Shard(1)], [R, R])
         torch.testing.assert_close(whole, module(x))
 
-    simulate(4, program, timeout=60)
+    simulate(4, program)
 
 
 def test_parameters_become_those_of_one_rank():
@@ -186,7 +186,7 @@ def test_parameters_become_those_of_one_rank():
         with pytest.raises(MismatchError, match="parameter 'weight' differs"):
             dt.parallelize_module(norm, mesh, dt.SequenceParallel(), src_data_rank=None)
 
-    simulate(3, program, timeout=60)
+    simulate(3, program)
 
 
 def test_second_derivatives_frozen_parameters_and_no_grad():
@@ -226,7 +226,7 @@ def test_second_derivatives_frozen_parameters_and_no_grad():
         norm.requires_grad_(False)
         assert not norm(shard.detach()).requires_grad
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -254,7 +254,7 @@ def test_compiled(backend):
         x = values(3, 4, 6)
         torch.testing.assert_close(compiled(x), model(x))
 
-    simulate(1, program, timeout=60)
+    simulate(1, program)
 
 
 def test_parameters_are_back_after_an_error():
@@ -273,7 +273,7 @@ def test_parameters_are_back_after_an_error():
             module(torch.ones(3))
         assert type(module.weight) is nn.Parameter
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_modules_that_work_across_the_sequence_are_refused(module, axis, shape, 
             model(values(*shape))
         assert log.count() == 0
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_modules_that_are_not_known_are_refused(module, message):
         with pytest.raises(ArgumentTypeError, match=message):
             dt.parallelize_module(copy.deepcopy(module), mesh, dt.SequenceParallel())
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
 
 
 def test_wrong_use_is_told():
@@ -334,4 +334,4 @@ def test_wrong_use_is_told():
         with pytest.raises(LayoutError, match="has a style already"):
             dt.parallelize_module(norm, mesh, dt.SequenceParallel())
 
-    simulate(2, program, timeout=60)
+    simulate(2, program)
