@@ -261,9 +261,8 @@ def _find(
         way = _choose_way(items.shape, tuple(items.strides), None, None, axes, wanted, False)
     if way.size == 0:
         return way.nothing()
-    if (
-        not _LENGTHS[wanted] and block is not None and prod(way.shape) == way.size
-    ):  # of one item each
+    is_one_each = prod(way.shape) == way.size
+    if is_one_each and block is not None and not _LENGTHS[wanted]:
         sums = np.asarray(np.add(block, 0.0, dtype=np.float64))  # so that no zero is negative
         sums[np.isnan(sums)] = np.nan  # of which there are others
         return sums.view(np.int64)
