@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -14,8 +14,7 @@ import torch
 
 from distarray.array import infer_layout
 from distarray.comm import DeviceMesh, pause_logs, simulated_world, token
-from distarray.core import common_mesh
-from distarray.errors import ArgumentTypeError, DeviceError, LayoutError, MeshError
+from distarray.errors import ArgumentTypeError, LayoutError, MeshError
 from distarray.layout import Layout, Placement, Replicate, Shard, suggest_for_torch
 from distarray.torch._opaque import disable_compile
 from distarray.typing import Shape
@@ -24,6 +23,8 @@ T = TypeVar("T")
 
 
 Parts = frozenset[tuple[int, str]]
+Line = tuple[int, ...]
+"""The ranks along a mesh axis, among which is this one."""
 
 
 class Placed(NamedTuple):
@@ -310,6 +311,32 @@ def note(tensor: torch.Tensor, known: Lost | Derived) -> None:
     _beside.set(tensor, known)
 
 
+derived_over: TensorMap[tuple[Derived, ...]] = TensorMap()
+"""Beside tensors of which more is known over one mesh: what they come of that all ranks of others
+have."""
+
+
+def derived_of(tensor: torch.Tensor) -> tuple[Derived, ...]:
+    """Return what a tensor comes of that all ranks have, over one mesh or several."""
+    found = _beside.get(tensor)
+    if type(found) is Placed and found.layout.is_replicated:
+        found = Derived(found)
+    own = (found,) if type(found) is Derived else ()
+    return own + (derived_over.get(tensor) or ())
+
+
+def keep_over_others(tensor: torch.Tensor, found: Iterable[Derived]) -> None:
+    """Remember what a tensor comes of along lines of ranks over which nothing else is known."""
+    derived_over.discard(tensor)
+    known = known_of(tensor)
+    if known is not None:
+        layout = known.source.layout if isinstance(known, Derived) else known.layout
+        lines = lines_known(layout)
+        more = [Derived(one.source) for one in found if not lines_known(one.source.layout) <= lines]
+        if more:
+            derived_over.set(tensor, tuple(more))
+
+
 whole_over: TensorMap[tuple[Any, ...]] = TensorMap()
 """Beside parameters, or blocks of them, over which meshes all ranks have what has no style."""
 
@@ -323,29 +350,46 @@ def note_whole(tensor: torch.Tensor, meshes: tuple[Any, ...], reduced_over: Any 
     known = _beside.get(tensor)
     if known is not None and type(known) is not Derived:
         return
-    mesh = _whole_over(meshes, reduced_over)
-    if mesh is None:
+    left = _whole_over(meshes, reduced_over)
+    if not left:
         _beside.discard(tensor)
-    elif known is None or known.source.layout.mesh is not mesh:
-        note(tensor, Derived(Placed(Layout(mesh, [Replicate()] * mesh.ndim, tensor.shape))))
+        derived_over.discard(tensor)
+    elif known is None or tuple([one.source.layout.mesh for one in derived_of(tensor)]) != left:
+        every = [Placed(Layout(mesh, [Replicate()] * mesh.ndim, tensor.shape)) for mesh in left]
+        note(tensor, Derived(every[0]))
+        keep_over_others(tensor, map(Derived, every))
 
 
 @lru_cache(maxsize=4096)
-def _whole_over(meshes: tuple[Any, ...], reduced_over: Any) -> Any:
-    """Return the mesh of those that nothing reduces over; the first where these have none."""
+def _whole_over(meshes: tuple[Any, ...], reduced_over: Any) -> tuple[Any, ...]:
+    """Return the meshes of those that nothing reduces over, each of some ranks of its own."""
     reduced = set() if reduced_over is None else set(reduced_over.flat_ranks)
-    left = [mesh for mesh in meshes if not reduced.issuperset(mesh.flat_ranks)]
-    try:
-        return common_mesh("parallelize_module", left) if left else None
-    except (DeviceError, MeshError):
-        return left[0]
+    found: dict[Any, frozenset[Line]] = {}
+    for mesh in meshes:
+        lines = _lines_of_mesh(mesh)
+        if not (reduced.issuperset(mesh.flat_ranks) or lines <= frozenset().union(*found.values())):
+            found[mesh] = lines
+    return tuple(found)
 
 
-def is_derived(tensor: torch.Tensor) -> bool:
-    """Tell whether it comes of what all ranks have, which needs the gradients of all ranks."""
-    found = _beside.get(tensor)
-    needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
-    return type(found) is Derived and needs_gradient and not found.source.partial_grad
+def _lines_of_mesh(mesh: Any) -> frozenset[Line]:
+    return lines_known(Layout(mesh, [Replicate()] * mesh.ndim, ()))
+
+
+def is_derived(tensor: torch.Tensor, mesh: DeviceMesh) -> bool:
+    """Tell whether it comes of what ranks of a mesh have alike, which needs the gradients of all.
+
+    Of what another mesh's ranks have it does not matter.
+    """
+    if not tensor.requires_grad or not torch.is_grad_enabled():
+        return False
+    lines = _lines_of_mesh(mesh)
+    found = (derived_over.get(tensor) or ()) if is_placed(tensor) else derived_of(tensor)
+    for source, *_ in found:
+        known = () if source.partial_grad else lines_known(source.layout)
+        if any(len({*one} & {*other}) > 1 for one in lines for other in known):
+            return True
+    return False
 
 
 def gradient_source(tensor: torch.Tensor) -> Placed | None:
@@ -416,6 +460,20 @@ def check_block(local: Shape, layout: Layout) -> None:
 def cut_axes(layout: Layout) -> tuple[int, ...]:
     """Return the array axes that some mesh axis cuts."""
     return tuple(sorted({p.axis for p in layout.placements if type(p) is Shard}))
+
+
+@lru_cache(maxsize=4096)
+def lines_of(layout: Layout) -> tuple[dict[int, Line], frozenset[int]]:
+    """Return the lines of a layout's mesh axes of several ranks, and which are replicated."""
+    mesh: Any = layout.mesh
+    axes = [i for i, size in enumerate(mesh.shape) if size > 1]
+    lines = {i: mesh[mesh.axis_names[i]].flat_ranks for i in axes}
+    return lines, frozenset(i for i in axes if type(layout.placements[i]) is Replicate)
+
+
+def lines_known(layout: Layout) -> frozenset[Line]:
+    """Return the lines of ranks along which a layout tells something."""
+    return frozenset(lines_of(layout)[0].values())
 
 
 @lru_cache(maxsize=4096)

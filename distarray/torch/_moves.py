@@ -36,8 +36,11 @@ from distarray.torch._layouts import (
     Parts,
     check_block,
     check_mesh,
+    derived_of,
+    derived_over,
     gradient_source,
     is_placed,
+    keep_over_others,
     layout_from,
     own_placed,
     place,
@@ -221,7 +224,9 @@ def move(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
             source = gradient_source(tensor)
             here = source is not None and source.layout.mesh is there.dst.mesh
             parts: Parts = source.partial_grad if source is not None and here else frozenset()
+            before = derived_of(tensor)
             place(tensor, there.dst, partial_grad=parts)
+            keep_over_others(tensor, before)
         return tensor
     back = way_back(tensor, there, back)
     refuse_transforms(_BETWEEN_RANKS)
@@ -230,16 +235,19 @@ def move(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tensor:
 
 def way_back(tensor: torch.Tensor, there: Route, back: Route) -> Route:
     """Return the way of a gradient to a tensor, which perhaps adds up parts of it further back."""
-    source = gradient_source(tensor)
-    if source is None or not source.partial_grad:
-        return back
-    return to_parts(there.src, back, source.layout, source.partial_grad)
+    others = (one.source for one in derived_over.get(tensor) or ())
+    for source in (gradient_source(tensor), *others):
+        if source is not None and source.partial_grad:
+            back = to_parts(there.src, back, source.layout, source.partial_grad)
+    return back
 
 
 def _moved(tensor: torch.Tensor, there: Route, back: Route, *how: Any) -> torch.Tensor:
     """Return a moved tensor, placed; it is known of what gradient each rank has a part."""
     result: torch.Tensor = _Move.apply(tensor, there, back, *how)
     place(result, there.dst, partial_grad=_partial_grad(there.dst, back.src))
+    if _needs_gradient(tensor):
+        keep_over_others(result, derived_of(tensor))
     return result
 
 

@@ -9,8 +9,7 @@ tell the same.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import repeat
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,15 +17,23 @@ import torch
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Replicate
 from distarray.torch._compat import is_in_function_forward, is_of_function
-from distarray.torch._layouts import Derived, Placed, is_known, note, place
+from distarray.torch._layouts import (
+    Derived,
+    Line,
+    Placed,
+    is_known,
+    keep_over_others,
+    lines_known,
+    lines_of,
+    note,
+    place,
+)
 from distarray.torch._moves import move
 from distarray.torch._routes import moving_for, routes_between
 from distarray.torch.following._operands import Operand, tensors_in
 from distarray.torch.following._rules import Call
 
 _R, _P = Replicate(), Partial()
-Line = tuple[int, ...]
-"""The ranks along a mesh axis, among which is this one."""
 
 RESIZING = ("expand", "expand_as", "broadcast_to", "repeat", "tile")
 """Functions whose result may have the length of a shard, and then another one on each rank."""
@@ -40,6 +47,9 @@ def sum_gradients(call: Call) -> Call:
     moved, written = {}, call.written
     for one in call.operands:
         x, source = one.x, _source(one)
+        for derived in one.over_others:
+            if _has_gradient(x) and (axes := _to_sum(derived.source, call.varying)):
+                _repeat(call, derived, axes)
         if source is None or not (axes := _to_sum(source, call.varying)):
             continue
         if one.derived is not None:
@@ -48,6 +58,7 @@ def sum_gradients(call: Call) -> Call:
             moved[id(x)] = _summed(x, source, axes, call.name)
             parts = source.partial_grad.union((axis, "sum") for axis in axes)
             place(moved[id(x)], *source._replace(partial_grad=parts))
+            keep_over_others(moved[id(x)], one.over_others)
         elif not any(other.is_cut or other.lost for other in call.operands):
             raise LayoutError(
                 f"{call.name} would write something of whose gradient each rank has a part into a "
@@ -62,44 +73,57 @@ def sum_gradients(call: Call) -> Call:
 
 
 def derive(call: Call, result: Any) -> None:
-    """Remember what results come of that all ranks have, where more is not known of them."""
-    if any(one.is_cut or one.lost for one in call.operands):
-        return
-    found = [one for one in map(_derived, call.operands, repeat(call)) if one is not None]
+    """Remember what results come of that all ranks have, where more is not known of them.
+
+    Where more is known over one mesh, what ranks of others have is remembered beside it.
+    """
+    found: dict[frozenset[Line], Derived] = {}
+    for one in call.operands:
+        for derived in _derived(one, call):
+            ranks = lines_known(derived.source.layout)
+            if ranks not in found or found[ranks].source.partial_grad:
+                found[ranks] = derived
     if not found:
         return
-    derived = next((one for one in found if not one.source.partial_grad), found[0])
+    is_cut = any(one.is_cut or one.lost for one in call.operands)
+    whole = sorted(found.values(), key=lambda one: bool(one.source.partial_grad))
     if not torch.is_grad_enabled():
-        derived = Derived(derived.source)  # what would be computed anew has no gradient
+        whole = [Derived(one.source) for one in whole]  # what is computed anew has no gradient
     for x in tensors_in((result,), {}):
-        if _has_gradient(x) and not is_known(x):
-            note(x, derived)
+        if not _has_gradient(x) or (is_cut and not is_known(x)):
+            continue
+        if not is_known(x):
+            note(x, whole[0])
+        keep_over_others(x, whole)
 
 
 def place_beside(placed: Placed, varying: dict[Line, str]) -> Placed:
     """Return how a result is placed that was computed from what varies along lines of ranks."""
-    lines, replicated = _lines(placed.layout)
+    lines, replicated = lines_of(placed.layout)
     parts = ((i, varying[lines[i]]) for i in replicated if lines[i] in varying)
     return placed._replace(partial_grad=frozenset(parts))
 
 
-def _derived(one: Operand, call: Call) -> Derived | None:
+def _derived(one: Operand, call: Call) -> Iterator[Derived]:
     """Return what a result comes of, because of one operand."""
+    if _has_gradient(one.x):
+        yield from one.over_others
     source, before = _source(one), one.derived
     if source is None or not source.layout.is_replicated:
-        return None
+        return
     if before is not None and before.repeat is None:
-        return before
-    if call.name not in RESIZING or one.x is not call.first:
-        return Derived(source)
+        yield before
+    elif call.name not in RESIZING or one.x is not call.first:
+        yield Derived(source)
+    else:
 
-    def compute(moved: torch.Tensor) -> torch.Tensor:
-        given = moved if before is None or before.repeat is None else before.repeat(moved)
-        again = call.with_tensors({id(one.x): given})
-        made: torch.Tensor = again.function(*again.args, **again.kwargs)
-        return made
+        def compute(moved: torch.Tensor) -> torch.Tensor:
+            given = moved if before is None or before.repeat is None else before.repeat(moved)
+            again = call.with_tensors({id(one.x): given})
+            made: torch.Tensor = again.function(*again.args, **again.kwargs)
+            return made
 
-    return Derived(source, compute, one.x if before is None else before.x)
+        yield Derived(source, compute, one.x if before is None else before.x)
 
 
 def _source(one: Operand) -> Placed | None:
@@ -111,7 +135,7 @@ def _source(one: Operand) -> Placed | None:
     if source is None or not _has_gradient(one.x):
         return None
     if one.placed is not None and is_of_function(one.x):
-        parts = frozenset((i, "") for i in _lines(source.layout)[1])
+        parts = frozenset((i, "") for i in lines_of(source.layout)[1])
         return source._replace(partial_grad=parts)
     return source
 
@@ -131,18 +155,18 @@ def _varying(one: Operand) -> dict[Line, str]:
     found: dict[Line, str] = {}
     known = one.placed or one.lost
     if known is not None:
-        lines, replicated = _lines(known.layout)
+        lines, replicated = lines_of(known.layout)
         found = {line: "sum" for i, line in lines.items() if i not in replicated}
-    source = _source(one)
-    if source is not None and source.partial_grad:
-        lines, _ = _lines(source.layout)
-        found |= {lines[i]: op for i, op in source.partial_grad if i in lines}
+    for source in (_source(one), *(derived.source for derived in one.over_others)):
+        if source is not None and source.partial_grad:
+            lines, _ = lines_of(source.layout)
+            found |= {lines[i]: op for i, op in source.partial_grad if i in lines}
     return found
 
 
 def _to_sum(source: Placed, varying: dict[Line, str]) -> list[int]:
     """Return along which mesh axes each rank will have a part of a gradient that was whole."""
-    lines, replicated = _lines(source.layout)
+    lines, replicated = lines_of(source.layout)
     return [i for i in replicated.difference(dict(source.partial_grad)) if lines[i] in varying]
 
 
@@ -169,12 +193,3 @@ def _repeat(call: Call, derived: Derived, axes: list[int]) -> torch.Tensor:
             "module a style, such as SequenceParallel; or take x.detach()"
         )
     return derived.repeat(_summed(derived.x, derived.source, axes, call.name))
-
-
-@lru_cache(maxsize=4096)
-def _lines(layout: Layout) -> tuple[dict[int, Line], frozenset[int]]:
-    """Return the lines of a layout's mesh axes of several ranks, and which are replicated."""
-    mesh: Any = layout.mesh
-    axes = [i for i, size in enumerate(mesh.shape) if size > 1]
-    lines = {i: mesh[mesh.axis_names[i]].flat_ranks for i in axes}
-    return lines, frozenset(i for i in axes if type(layout.placements[i]) is Replicate)

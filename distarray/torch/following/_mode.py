@@ -32,6 +32,7 @@ from distarray.torch._layouts import (
     Lost,
     Placed,
     cut_axes,
+    derived_over,
     divided_axes,
     is_known,
     is_placed,
@@ -210,7 +211,7 @@ def _is_concerned(call: Call) -> bool:
     follows from it.
     """
     alike = 0
-    for _, placed, lost, _ in call.operands:
+    for _, placed, lost, *_ in call.operands:
         if lost is not None or (placed is not None and not placed.layout.is_replicated):
             return True
         alike += placed is not None
@@ -357,7 +358,7 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
         return None
     squeezes = rule.name == "squeeze"
     for one in call.operands:
-        x, placed, lost, _ = one
+        x, placed, lost, *_ = one
         if one.is_cut and placed is not None:
             axes = rule.works(call, x)
             if not axes or (placed.parts and rule.name in _TAKING):
@@ -491,19 +492,24 @@ def watch_checkpoints() -> None:
 def _remember(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
     modes = [m for m in function_modes() if isinstance(m, Following) and not m.pauses]
     insides = [mode.is_inside for mode in modes]
-    all_known = [known_of(x) if isinstance(x, torch.Tensor) else None for x in args]
+    tensors = [x if isinstance(x, torch.Tensor) else None for x in args]
+    all_known = [None if x is None else known_of(x) for x in tensors]
+    over_others = [None if x is None else derived_over.get(x) for x in tensors]
     if not modes and not any(all_known):
         return function
 
     def again(*args: Any, **kwargs: Any) -> Any:
         """Open the modes which were open when the checkpoint first ran the function."""
-        for x, known in zip(reversed(args), reversed(all_known), strict=False):
+        kept = zip(reversed(args), reversed(all_known), reversed(over_others), strict=False)
+        for x, known, more in kept:
             if known is None or is_placed(x):
                 continue
             if isinstance(known, Placed):
                 place(x, *known)
             else:
                 note(x, known)
+            if more:
+                derived_over.set(x, more)
         with ExitStack() as stack:
             are_open = all(mode in function_modes() for mode in modes)
             for mode, is_inside in zip(modes, insides, strict=True):

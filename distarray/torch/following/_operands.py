@@ -14,6 +14,7 @@ from distarray.torch._layouts import (
     Lost,
     Placed,
     TensorMap,
+    derived_over,
     is_sharded,
     known_of,
     own_placed,
@@ -31,16 +32,17 @@ class Operand(NamedTuple):
     placed: Placed | None
     lost: Lost | None
     derived: Derived | None = None
+    over_others: tuple[Derived, ...] = ()  # what it comes of, over other meshes
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
         """Return a tensor with what is known of it now."""
-        known = known_of(x)
+        known, more = known_of(x), derived_over.get(x) or ()
         if isinstance(known, Placed):
-            return cls(x, known, None)
+            return cls(x, known, None, None, more)
         if isinstance(known, Derived):
-            return cls(x, None, None, known)
-        return cls(x, None, known)
+            return cls(x, None, None, known, more)
+        return cls(x, None, known, None, more)
 
     @property
     def is_cut(self) -> bool:

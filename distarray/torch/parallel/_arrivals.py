@@ -33,7 +33,7 @@ def find_placed(
             "brought together by hand, say so: "
             "dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()])"
         )
-    if is_derived(x) and declared != (_R,) * mesh.ndim and mesh.size > 1:
+    if declared != (_R,) * mesh.ndim and is_derived(x, mesh):
         raise LayoutError(
             f"{subject} was computed from what all ranks have, as a parameter without a style, "
             "by a rank's own lengths or with tensors of which nothing is known, but is taken for a "

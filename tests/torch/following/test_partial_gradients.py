@@ -672,3 +672,90 @@ def test_gradients_that_others_reduce_are_left_to_them_where_modules_have_other_
             torch.testing.assert_close(found, expected[name])
 
     simulate(4, program)
+
+
+class _Gated(nn.Module):
+    """A gate before a shard of features, which its result meets again."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.gate = nn.Parameter(torch.arange(1.0, WIDTH + 1, dtype=torch.float64))
+        self.up, self.down = (nn.Linear(*sizes).double() for sizes in ((WIDTH, 6), (6, WIDTH)))
+        self.between = between
+
+    def forward(self, x):
+        x = self.between(x, self.gate)
+        return self.down(self.up(x) * x.sum(-1, keepdim=True))
+
+
+BESIDE_OTHERS = {  # what is placed over "dp" meets what ranks of "tp" have alike
+    "item by item": lambda x, gate: x * gate,
+    "where the cut is lost": lambda x, gate: (x * gate).cumsum(0) + x,
+    "twice": lambda x, gate: torch.tanh(x * gate) + x,
+    "what is known over both": lambda x, gate: x.detach() * (gate * 2).exp(),
+    "recomputed": lambda x, gate: checkpoint(torch.mul, x, gate, use_reentrant=False) * 2,
+    "moved": lambda x, gate: x * gate,
+}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("between", BESIDE_OTHERS)
+def test_what_is_placed_over_one_mesh_keeps_what_is_known_over_another(between, is_told):
+    x = _values(4, WIDTH, seed=30)
+    alone = _Gated(BESIDE_OTHERS[between])
+    torch.nn.init.normal_(alone.up.weight, generator=torch.Generator().manual_seed(1))
+    state = alone.state_dict()
+    if between != "where the cut is lost":
+        alone(x).square().sum().backward()
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        model = _Gated(BESIDE_OTHERS[between])
+        model.load_state_dict(state)
+        plan = {"up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()}
+        dt.parallelize_module(model, mesh["tp"], plan)
+        if is_told:
+            dt.distribute_parameter(model, "gate", mesh["tp"], [R])
+        dt.replicate(model, mesh["dp"], op="sum")
+        if between == "moved":
+            model.between = lambda x, gate: dt.redistribute(x * gate, mesh["dp"], [S(0)], [R])
+        mine = dt.distribute_tensor(x, mesh["dp"], [S(0)])
+        with pytest.raises(LayoutError, match=r"would leave a part of a gradient on each rank"):
+            model(mine).square().sum().backward()
+        if between in ("where the cut is lost", "moved"):
+            return None
+        whole = dt.distribute_tensor(x, mesh, [S(0), R])
+        if not is_told:
+            dt.distribute_parameter(model, "gate", mesh["tp"], [R])
+        model.zero_grad()
+        model(whole).square().sum().backward()
+        return model.gate.grad
+
+    for found in simulate(4, program):
+        if found is not None:
+            torch.testing.assert_close(found, alone.gate.grad)
+
+
+class _OverTwo(_Gated):
+    """Another shard of features, over another mesh, which meets the gate."""
+
+    def __init__(self):
+        super().__init__(lambda x, gate: x)
+        self.other, self.back = (nn.Linear(*one).double() for one in ((WIDTH, 8), (8, WIDTH)))
+
+    def forward(self, x):
+        return self.back(self.other(x) * self.gate.sum()) + self.down(self.up(x))
+
+
+def test_a_parameter_without_a_style_is_whole_over_every_mesh_of_styles():
+    def program():
+        pairs, all_ranks = da.init_device_mesh((2, 2), ("dp", "tp")), da.init_device_mesh((4,))
+        model = _OverTwo()
+        styles = {"up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()}
+        dt.parallelize_module(model, pairs["tp"], styles)
+        styles = {"other": dt.ColwiseParallel(), "back": dt.RowwiseParallel()}
+        dt.parallelize_module(model, all_ranks, styles)
+        with pytest.raises(LayoutError, match=r"would leave a part of a gradient on each rank"):
+            model(_values(3, WIDTH, seed=31))
+
+    simulate(4, program)
