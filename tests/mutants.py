@@ -207,8 +207,8 @@ MUTANTS = (
     Mutant(
         "what other nodes sent is unpacked with two senders swapped",
         "redistribute/_messages.py",
-        "at = [sum(recv_counts[:peer]) for peer in range(len(reached))]",
-        "at = [sum(recv_counts[peer + 1 :]) for peer in range(len(reached))]",
+        "packed = _parts(recv, arriving, recv_counts)",
+        "packed = _parts(recv, [(size - 1 - peer, view) for peer, view in arriving], recv_counts)",
         ("mpi/comm/test_envelopes.py::test_blocks_arrive_where_they_belong",),
         3,
     ),
@@ -246,8 +246,8 @@ MUTANTS = (
     Mutant(
         "blocks gathered between nodes are set in the wrong place",
         "redistribute/_messages.py",
-        "            at = sum(counts[: take.peers[0]])",
-        "            at = sum(counts[take.peers[0] + 1 :])",
+        "(place, part) for part, place in _parts(recv, places, counts)",
+        "(place, part) for part, place in _parts(recv, places, counts[::-1])",
         ("mpi/test_redistribute.py",),
         3,
     ),
@@ -311,7 +311,7 @@ MUTANTS = (
     Mutant(
         "a block that others have read is made anew after a part of it was written",
         "redistribute/_execute.py",
-        "lent = _memory.take_lent(out) if takes is self._takes else None",
+        "lent = _memory.take_lent(out) if takes is self.takes else None",
         "lent = _memory.take_lent(out)",
         ("mpi/test_redistribute.py",),
         2,
@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         "a small item of a cut axis is taken of the first rank",
         "redistribute/_execute.py",
-        "bytes(told[self._takes[0][0][0]])",
+        "bytes(told[self.takes[0][0][0]])",
         "bytes(told[0]).ljust(self._dtype.itemsize * prod(shape))",
         ("array/test_index.py::test_integer_on_a_cut_axis_comes_from_its_owner_to_every_rank",),
     ),

@@ -43,7 +43,6 @@ from distarray.comm._log import (
     CommLog,
     copy_log_context,
     pause_logs,
-    record,
     recording,
     register_worker_test,
 )
@@ -52,7 +51,6 @@ from distarray.comm._packing import (
     copy_box,
     copy_boxes,
     goes_as_it_lies,
-    pack,
     packed_at_a_time,
 )
 from distarray.comm._reductions import (
@@ -126,14 +124,12 @@ __all__ = [
     "load_measured",
     "merge_runs",
     "narrow_bfloat16",
-    "pack",
     "packed_at_a_time",
     "pause_logs",
     "plain_ufunc",
     "pull_rows",
     "push_rows",
     "raise_alike",
-    "record",
     "recording",
     "reduce_boxes",
     "reduce_into",

@@ -106,7 +106,7 @@ class Communicator(ABC):
         if self.size > 1:
             started = perf_counter()
             self._barrier()
-            _log.record("barrier", self.name, 0, perf_counter() - started)
+            self.record("barrier", 0, started)
 
     def all_gather(
         self,
@@ -133,7 +133,7 @@ class Communicator(ABC):
             if _backend.is_numpy(recv):
                 started = perf_counter()
                 self._all_gather_agreed(send.reshape(-1), recv.reshape(-1), counts, token, what)
-                self._record("all_gather", nbytes, started)
+                self.record("all_gather", nbytes, started)
                 return
             self.agree(token, what)
         self._move("all_gather", nbytes, on_device, send, recv, counts)
@@ -192,7 +192,7 @@ class Communicator(ABC):
         if token is not None and self.size > 1 and not on_device:
             started, ends = perf_counter(), (send.reshape(-1), recv.reshape(-1))
             self._all_to_all_agreed(*ends, sends, receives, token, what, fill)
-            self._record("all_to_all", nbytes, started)
+            self.record("all_to_all", nbytes, started)
             return
         if fill is not None:
             fill()
@@ -236,7 +236,7 @@ class Communicator(ABC):
             target = on_host(array) if self.rank == root else host_target(array)
             self._broadcast(target, root)
             from_host(target, array)
-        self._record("broadcast", 0 if self.rank == root else array.nbytes, started)
+        self.record("broadcast", 0 if self.rank == root else array.nbytes, started)
 
     def scatter(
         self, send: Buffer | None, recv: Buffer, counts: Counts | None = None, root: int = 0
@@ -288,7 +288,8 @@ class Communicator(ABC):
             nbytes, target = recv.nbytes - send.nbytes, recv
         self._move("gather", nbytes, on_device, send, target, parts, root)
 
-    def _record(self, collective: str, nbytes: int, started: float) -> None:
+    def record(self, collective: str, nbytes: int, started: float) -> None:
+        """Add to the logs what began then, and has brought so many bytes of other ranks."""
         if _log.recording():
             _log.record(collective, self.name, nbytes, perf_counter() - started)
 
@@ -314,7 +315,7 @@ class Communicator(ABC):
             getattr(self, f"_{name}")(source, target, *how)
             if target is not None and not _backend.is_numpy(recv):  # which the target looks at
                 from_host(target, recv)
-        self._record(name, nbytes, started)
+        self.record(name, nbytes, started)
 
     # --- reductions -------------------------------------------------------------------------------
 
@@ -329,8 +330,7 @@ class Communicator(ABC):
         if self.size > 1 and array.nbytes <= self.short_bytes and _backend.is_numpy(array):
             value = self.all_reduce_small(array, op)
             if value is not None:
-                if _log.recording():
-                    self._record("all_reduce", self._bytes_reduced(array), started)
+                self.record("all_reduce", self._bytes_reduced(array), started)
                 if out is None:
                     return value
                 _result_buffer(array, value.dtype, out)[...] = value
@@ -342,7 +342,7 @@ class Communicator(ABC):
             return into
         if _moves_on_device(array, array.nbytes):
             self._device.all_reduce(array, into, op)
-            self._record("all_reduce", self._bytes_reduced(array), started)
+            self.record("all_reduce", self._bytes_reduced(array), started)
             return into
         reduction = prepare_reduction(on_host(array), op, self.size)
         wire, finish = reduction.wire, reduction.finish
@@ -354,7 +354,7 @@ class Communicator(ABC):
             target = np.empty(into.size, wire.dtype)
         self._all_reduce(wire, target, reduction.op)
         from_host(target if finish is None else finish(target), into)
-        self._record("all_reduce", self._bytes_reduced(wire), started)
+        self.record("all_reduce", self._bytes_reduced(wire), started)
         return into
 
     def _bytes_reduced(self, array: Buffer) -> int:
@@ -384,7 +384,7 @@ class Communicator(ABC):
             self._send(array.reshape(-1), dest, tag, True)
         else:
             self._device.send(array, dest, tag)
-        self._record("send", 0, started)
+        self.record("send", 0, started)
 
     def recv(self, array: Buffer, source: int, tag: int = 0) -> None:
         """Fill an array with the values that one rank sends; as many as it has elements."""
@@ -396,7 +396,7 @@ class Communicator(ABC):
             self._recv(array.reshape(-1), source, tag, True)
         else:
             self._device.recv(array, source, tag)
-        self._record("recv", 0 if source == self.rank else array.nbytes, started)
+        self.record("recv", 0 if source == self.rank else array.nbytes, started)
 
     # --- objects ---------------------------------------------------------------------------------
 
@@ -406,7 +406,7 @@ class Communicator(ABC):
             return [obj]
         started = perf_counter()
         objects, nbytes = self._all_gather_object(obj)
-        _log.record("all_gather_object", self.name, nbytes, perf_counter() - started)
+        self.record("all_gather_object", nbytes, started)
         return objects
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
@@ -416,7 +416,7 @@ class Communicator(ABC):
             return obj
         started = perf_counter()
         result, nbytes = self._broadcast_object(obj, root)
-        _log.record("broadcast_object", self.name, nbytes, perf_counter() - started)
+        self.record("broadcast_object", nbytes, started)
         return result
 
     # --- shared memory ---------------------------------------------------------------------------

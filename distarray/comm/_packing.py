@@ -10,8 +10,7 @@ import numpy as np
 from distarray.comm import _backend
 from distarray.comm.kernels._loop_nest import STREAMING_BYTES, copy_by_kernel
 from distarray.comm.kernels._threads import run_on_parts, thread_count
-from distarray.errors import ShapeError
-from distarray.typing import Box, Buffer
+from distarray.typing import Buffer
 
 _KERNEL_BYTES: Final = 256 * 1024
 """Below this size NumPy copies everything.
@@ -137,23 +136,3 @@ def goes_as_it_lies(array: Buffer) -> bool:
     if array.flags.c_contiguous or array.nbytes <= INLINE_BYTES:
         return True
     return run_of(array)[0] >= min(LONG_RUN_BYTES, array.nbytes) and array.nbytes <= STRIDED_BYTES
-
-
-def pack(src: Buffer, boxes: Sequence[Box], out: Buffer, *, total: int = 0) -> Buffer:
-    """Copy boxes of ``src`` into ``out``, one after another, each in C order.
-
-    ``out`` is contiguous and 1-d, of ``src``'s dtype; a ShapeError says that it is too short. What
-    is used of it is returned. ``total`` is as in ``copy_box``.
-    """
-    stop = 0
-    pairs = []
-    for box in boxes:
-        part = src[(*(slice(*interval) for interval in box), ...)]
-        at, stop = stop, stop + part.size
-        pairs.append((out[at:stop], part))
-    if stop > out.size:
-        raise ShapeError(
-            f"the boxes hold {stop} elements and the buffer {out.size}; make it as large"
-        )
-    copy_boxes([(flat.reshape(part.shape), part) for flat, part in pairs], total=total)
-    return out[:stop]

@@ -121,7 +121,7 @@ def push_rows(
         received, offsets = push(comm, rows, parcels, token, what, error, into)
     own = int(offsets[comm.rank + 1] - offsets[comm.rank])
     nbytes = sum(_row_bytes(block) for block in rows) * (int(offsets[-1]) - own)
-    _log.record("rows", comm.name, nbytes, perf_counter() - started)
+    comm.record("rows", nbytes, started)
     return received, offsets
 
 
@@ -176,8 +176,7 @@ def pull_rows(
     pull = _Pull(comm, rows, blocks, number, out, token, what, error)
     if pull.of_small_blocks():
         if logs:
-            nbytes = pull.count_others(number) * _row_bytes(rows)
-            _log.record("rows", comm.name, nbytes, perf_counter() - started)
+            comm.record("rows", pull.count_others(number) * _row_bytes(rows), started)
         return out
     kind = _kind([rows])
     in_place = comm.reaches_all() and (kind == "cpu" or comm.reaches_all(kind))
@@ -196,7 +195,7 @@ def pull_rows(
         else:
             wants = pull.tell_all(most)
             count = pull.by_asking() if wants is None else pull.by_wants(wants, token + 1)
-    _log.record("rows", comm.name, count * _row_bytes(rows), perf_counter() - started)
+    comm.record("rows", count * _row_bytes(rows), started)
     return out
 
 

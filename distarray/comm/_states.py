@@ -54,9 +54,7 @@ def join_states(comm: Communicator, mine: bytes, token: int, what: object = "") 
                         row[...] = view
             else:
                 comm.all_gather(own, everyone, token=token, what=what)
-    if _log.recording():
-        nbytes = (comm.size - 1) * len(mine)
-        _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
+    comm.record("all_gather", (comm.size - 1) * len(mine), started)
     return everyone
 
 
@@ -95,9 +93,7 @@ def gather_blocks(
             everything: np.ndarray = _memory.empty((sum(sizes),), np.uint8)
             comm.all_gather(np.frombuffer(mine, np.uint8), everything, sizes)
         found = [everything[a:b].data for a, b in pairwise(offsets(sizes))]
-    if _log.recording():
-        nbytes = sum(map(len, found)) - len(mine)
-        _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
+    comm.record("all_gather", sum(map(len, found)) - len(mine), started)
     return found
 
 
@@ -127,8 +123,7 @@ def scatter_states(
                 token=token,
                 what=what,
             )
-    nbytes = (comm.size - 1) * own * mine.itemsize
-    _log.record("all_to_all", comm.name, nbytes, perf_counter() - started)
+    comm.record("all_to_all", (comm.size - 1) * own * mine.itemsize, started)
     return parts
 
 
@@ -150,7 +145,7 @@ def gather_parts(
         else:
             sizes = [n * part.itemsize for n in counts]
             comm.all_gather(_as_bytes(part), _as_bytes(whole), sizes, token=token, what=what)
-    _log.record("all_gather", comm.name, whole.nbytes - part.nbytes, perf_counter() - started)
+    comm.record("all_gather", whole.nbytes - part.nbytes, started)
     return whole
 
 
@@ -177,16 +172,8 @@ def gather_words(
         if error is not None:
             raise error
         return [list(words)]
-    started = perf_counter()
-    small = comm.exchange_small(payload, token, what)
-    if small is not None:
-        told = [memoryview(one).cast("q").tolist() for one in small]
-        if _log.recording():
-            nbytes = (comm.size - 1) * len(payload)
-            _log.record("all_gather", comm.name, nbytes, perf_counter() - started)
-    else:
-        everyone = np.frombuffer(join_states(comm, payload, token, what), np.int64)
-        told = everyone.reshape(comm.size, n).tolist()
+    everyone = np.frombuffer(join_states(comm, payload, token, what), np.int64)
+    told = everyone.reshape(comm.size, n).tolist()
     for one in told:
         if one[0]:
             raise_failures(comm, error, what)
@@ -227,8 +214,7 @@ def exclusive_scan(
             places = [rank * n for rank in before]
             result = fold([np.ndarray(state.shape, state.dtype, everyone, i) for i in places])
             nbytes = (comm.size - 1) * state.nbytes
-    if _log.recording():
-        _log.record("exclusive_scan", comm.name, nbytes, perf_counter() - started)
+    comm.record("exclusive_scan", nbytes, started)
     if fold.error is not None:
         raise fold.error
     return result if before else None

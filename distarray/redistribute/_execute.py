@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,6 @@ from distarray.comm import (
     fill,
     pause_logs,
     plain_ufunc,
-    record,
     recording,
     reduce_boxes,
     reduce_into,
@@ -270,7 +269,7 @@ def refuse(
     The ranks that do take part raise MismatchError with the reason, instead of waiting.
     """
     for step in bound_steps(src, dst, dtype, background=background):
-        communicator = getattr(step, "_communicator", None)
+        communicator = getattr(step, "communicator", None)
         if communicator is not None:
             with contextlib.suppress(MismatchError):
                 communicator.agree(token("refused", reason), f"refused: {reason}")
@@ -346,21 +345,17 @@ class _Local:
         self._shape = shape
         self._op = step.op
         kept = step.kept_boxes(rank)
-        self._regions = None if kept is None else (region(kept[0]), region(kept[1]))
-        self._is_whole = kept is not None and boxes.shape(kept[1]) == shape
-
-    @property
-    def regions(self) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+        self.regions = None if kept is None else (region(kept[0]), region(kept[1]))
         """Where the part that is kept is in the own block, and in the new one."""
-        return self._regions
+        self._is_whole = kept is not None and boxes.shape(kept[1]) == shape
 
     def view(self, local: Buffer) -> Buffer:
         """Return the new block as a part of the own one, where it is one in host memory.
 
         NumPy's functions see where what they read and what they write overlap; CuPy's do not.
         """
-        if self._op is None and self._regions is not None and _backend.is_numpy(local):
-            part = local[self._regions[0]]
+        if self._op is None and self.regions is not None and _backend.is_numpy(local):
+            part = local[self.regions[0]]
             if part.shape == self._shape:
                 return part
         return self(local)
@@ -372,14 +367,18 @@ class _Local:
             fill(
                 out, _backend.scalar(REDUCTIONS[self._op].identity(dtype.kind, dtype.itemsize), out)
             )
-        if self._regions is not None:
-            source, target = self._regions
+        if self.regions is not None:
+            source, target = self.regions
             copy_box(out[target], local[source])
         return out
 
 
 class _Collective(ABC):
-    """A step in which ranks communicate; recorded as one, whatever transport carries it."""
+    """A step in which ranks communicate; recorded as one, whatever transport carries it.
+
+    ``communicator`` is that of the ranks that do, None where this one does not; ``token`` tells the
+    step from others, and ``name`` is what logs call it.
+    """
 
     def __init__(
         self, step: ExchangeStep | AllReduceStep, communicator: Communicator | None
@@ -387,25 +386,11 @@ class _Collective(ABC):
         self._step = step
         self._op = step.reduce
         self._dtype = step.result_dtype
-        self._token = token(
+        self.token = token(
             step.name, step.src.fingerprint, step.dst.fingerprint, step.dtype.str, step.rounds
         )
-        self._communicator = communicator
-
-    @property
-    def communicator(self) -> Communicator | None:
-        """Of the ranks that communicate; None where this one does not."""
-        return self._communicator
-
-    @property
-    def token(self) -> int:
-        """What tells the step from others."""
-        return self._token
-
-    @property
-    def name(self) -> str:
-        """What logs call it."""
-        return self._step.name.replace("-", "_")
+        self.communicator = communicator
+        self.name = step.name.replace("-", "_")
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes that a rank of the meshes takes from others."""
@@ -423,14 +408,13 @@ class _Collective(ABC):
     def __call__(
         self, local: Buffer, purpose: Purpose | None = None, is_free: bool = False
     ) -> Buffer:
-        communicator = self._communicator
+        communicator = self.communicator
         if communicator is None or not recording():
             return self._run(local, purpose, is_free)
         started = perf_counter()
         with pause_logs():
             result = self._run(local, purpose, is_free)
-        nbytes = self.bytes_received(communicator.ranks[communicator.rank])
-        record(self.name, communicator.name, nbytes, perf_counter() - started)
+        record_steps([self], communicator, started)
         return result
 
     def _reduce_by_transport(
@@ -454,12 +438,27 @@ class _Collective(ABC):
         """Return the new block."""
 
 
+def record_steps(
+    steps: Collection[_Collective], communicator: Communicator, started: float
+) -> None:
+    """Record as one communication what steps, with one communicator, have brought this rank."""
+    if recording():
+        rank = communicator.ranks[communicator.rank]
+        names = {step.name for step in steps}
+        name = names.pop() if len(names) == 1 else "exchange"
+        communicator.record(name, sum(step.bytes_received(rank) for step in steps), started)
+
+
 Take = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
 """The ranks of which a part is taken, where it is in their blocks, and where in the new one."""
 
 
 class _Exchange(_Collective):
-    """One round in which every rank takes the parts of its new block from those that hold them."""
+    """One round in which every rank takes the parts of its new block from those that hold them.
+
+    ``takes`` are these parts, by ranks of the communicator; ``source`` is the layout before and the
+    dtype of what travels, along ``mesh_axes``, and ``reduces`` says whether it is reduced there.
+    """
 
     _step: ExchangeStep
 
@@ -468,9 +467,12 @@ class _Exchange(_Collective):
     ) -> None:
         super().__init__(step, communicator)
         self._shape = shape
+        self.source = step.src, step.dtype
+        self.mesh_axes = step.mesh_axes
+        self.reduces = self._op is not None
         ranks = (rank,) if communicator is None else communicator.ranks
         index = {r: i for i, r in enumerate(ranks)}
-        self._takes = [
+        self.takes = [
             (
                 tuple(index[peer] for peer in transfer.peers),
                 region(transfer.src_box),
@@ -511,8 +513,8 @@ class _Exchange(_Collective):
         return None
 
     def _takes_whole(self, rank: int) -> bool:
-        size = 0 if self._communicator is None else self._communicator.size
-        return size > 1 and self._takes_all(rank) and len(self._takes[0][0]) == size
+        size = 0 if self.communicator is None else self.communicator.size
+        return size > 1 and self._takes_all(rank) and len(self.takes[0][0]) == size
 
     def _takes_all(self, rank: int) -> bool:
         """Tell whether all of the new block comes of the same ranks, two at least."""
@@ -520,12 +522,12 @@ class _Exchange(_Collective):
         return len(takes) == 1 and len(takes[0].peers) > 1 and takes[0].size == prod(self._shape)
 
     def _run(self, local: Buffer, purpose: Purpose | None, is_free: bool) -> Buffer:
-        communicator = self._communicator
+        communicator = self.communicator
         reduces = (
             self._whole and communicator is not None and local.nbytes <= communicator.short_bytes
         )
         if (reduces or self._small is not None) and isinstance(local, np.ndarray):
-            number: int = self._token
+            number: int = self.token
             what: object = self
             if purpose is not None:
                 number, what = _describe_call(number, self, purpose, "cpu")
@@ -543,23 +545,23 @@ class _Exchange(_Collective):
         device = _backend.device_of(local)
         if communicator is None:
             out = _memory.empty(self._shape, self._dtype, device)
-            self._take([local], out, self._takes)
+            self._take([local], out, self.takes)
             return out
-        number, what = _describe_call(self._token, self, purpose, device)
+        number, what = _describe_call(self.token, self, purpose, device)
         if device == "cpu" and not self._looked:
             self._small, self._looked = self._find_small(communicator), True
             if self._small is not None:
                 return self._run(local, purpose, is_free)
         out = _memory.empty(self._shape, self._dtype, device, renews=False)
         kind = _backend.kind_of(device)
-        takes, offered = self._takes, local
+        takes, offered = self.takes, local
         if self._kept is not None and self._is_better_read_in(out, local, communicator):
             _, source, target = takes[self._kept]
             copy_box(out[target], local[source], total=out.nbytes)
             takes = [*takes[: self._kept], *takes[self._kept + 1 :]]
             offered = out[target]
         if communicator.reaches_all(kind):
-            lent = _memory.take_lent(out) if takes is self._takes else None
+            lent = _memory.take_lent(out) if takes is self.takes else None
             with communicator.views(offered, number, what) as views:
                 _memory.write_new(out, lambda: self._take(views, out, takes), lent)
             if self._lends:
@@ -575,26 +577,23 @@ class _Exchange(_Collective):
 
     def fetch(self, local: np.ndarray, shape: Shape, purpose: Purpose) -> np.ndarray | None:
         """Return the one block that the new one is, read-only and in a shape, if it is small."""
-        small, communicator = self._small, self._communicator
+        small, communicator = self._small, self.communicator
         if small is None or communicator is None:  # not known to be so yet
             return None
-        logs = recording()
-        started = perf_counter() if logs else 0.0
-        told = small.send(local.tobytes(), self._token ^ purpose.token, _NamedStep(purpose, self))
+        started = perf_counter()
+        told = small.send(local.tobytes(), self.token ^ purpose.token, _NamedStep(purpose, self))
         if told is None:
             return None
-        if logs:
-            nbytes = self.bytes_received(communicator.ranks[communicator.rank])
-            record(self.name, communicator.name, nbytes, perf_counter() - started)
-        return np.ndarray(shape, self._dtype, bytes(told[self._takes[0][0][0]]))
+        record_steps([self], communicator, started)
+        return np.ndarray(shape, self._dtype, bytes(told[self.takes[0][0][0]]))
 
     @property
     def takes_block(self) -> bool:
         """Whether the new block is the block of one rank."""
-        if len(self._takes) != 1 or self.reduces or self._communicator is None:
+        if len(self.takes) != 1 or self.reduces or self.communicator is None:
             return False
-        ((peer, *others), source, target) = self._takes[0]
-        (layout, _), rank = self.source, self._communicator.ranks[peer]
+        ((peer, *others), source, target) = self.takes[0]
+        (layout, _), rank = self.source, self.communicator.ranks[peer]
         whole = layout.local_shape(layout.mesh.coordinate_of(rank))
         return not others and source == target == region(tuple((0, n) for n in whole))
 
@@ -604,21 +603,11 @@ class _Exchange(_Collective):
         return SmallBlocks([self.source], communicator, [self.peers])
 
     @property
-    def source(self) -> tuple[Layout, np.dtype[Any]]:
-        """The layout before, and the dtype of what travels."""
-        return self._step.src, self._step.dtype
-
-    @property
-    def takes(self) -> Sequence[Take]:
-        """What of the new block comes from which ranks of the communicator."""
-        return self._takes
-
-    @property
     def gives(self) -> list[tuple[int, tuple[slice, ...]]]:
         """The other ranks of the communicator that take a part of the own block, and which."""
-        assert self._communicator is not None  # there are others
-        ranks = self._communicator.ranks
-        rank, index = ranks[self._communicator.rank], {r: i for i, r in enumerate(ranks)}
+        assert self.communicator is not None  # there are others
+        ranks = self.communicator.ranks
+        rank, index = ranks[self.communicator.rank], {r: i for i, r in enumerate(ranks)}
         return [
             (index[one.peers[0]], region(one.src_box))
             for one in self._step.sends(rank)
@@ -628,53 +617,40 @@ class _Exchange(_Collective):
     @property
     def peers(self) -> set[int]:
         """The ranks of the communicator of whose blocks a part is taken."""
-        return {peer for peers, _, _ in self._takes for peer in peers}
+        return {peer for peers, _, _ in self.takes for peer in peers}
 
     def take(self, blocks: Mapping[int, Buffer]) -> Buffer:
         """Return the new block, of blocks in host memory by rank of the communicator."""
         op, combine = self._op, self._combine
         if combine is not None:
-            peers, source, _ = self._takes[0]
+            peers, source, _ = self.takes[0]
             total, *others = [blocks[peer][source] for peer in peers]
             for other in others:
                 total = unheard.call(combine, total, other, order="C")
             return np.asarray(total)
         if self._is_pooled:
             out: np.ndarray = _memory.empty(self._shape, self._dtype)
-            self._take(blocks, out, self._takes)
+            self._take(blocks, out, self.takes)
             return out
         out = np.empty(self._shape, self._dtype)
         if op is None:
-            for peers, source, target in self._takes:
+            for peers, source, target in self.takes:
                 out[target] = blocks[peers[0]][source]
         else:
-            for peers, source, target in self._takes:
+            for peers, source, target in self.takes:
                 reduce_into(out[target], [blocks[peer][source] for peer in peers], op)
         return out
-
-    @property
-    def mesh_axes(self) -> tuple[int, ...]:
-        """Mesh axes along which values move."""
-        return self._step.mesh_axes
-
-    @property
-    def reduces(self) -> bool:
-        """Whether what arrives is reduced."""
-        return self._op is not None
 
     @contextlib.contextmanager
     def pieces(self, local: Buffer, purpose: Purpose | None) -> Iterator[list[Piece]]:
         """Yield what the new block is made of, where it lies."""
-        communicator = self._communicator
+        communicator = self.communicator
         assert communicator is not None  # the ranks are in the mesh
-        logs = recording()
-        started = perf_counter() if logs else 0.0
-        number, what = _describe_call(self._token, self, purpose, "cpu")
+        started = perf_counter()
+        number, what = _describe_call(self.token, self, purpose, "cpu")
         with communicator.views(local, number, what) as views:
-            if logs:
-                nbytes = self.bytes_received(communicator.ranks[communicator.rank])
-                record(self.name, communicator.name, nbytes, perf_counter() - started)
-            yield [(target, views[peers[0]][source]) for peers, source, target in self._takes]
+            record_steps([self], communicator, started)
+            yield [(target, views[peers[0]][source]) for peers, source, target in self.takes]
 
     def _is_better_read_in(self, out: Buffer, local: Buffer, communicator: Communicator) -> bool:
         """Tell whether others can read a new block in place, and not the old one that it has."""
@@ -708,8 +684,6 @@ class _JointExchange:
         steps = moves.values()
         sources, peers = [step.source for step in steps], [step.peers for step in steps]
         self._small: SmallBlocks | None = SmallBlocks(sources, communicator, peers)
-        names = {step.name for step in steps}
-        self._name = names.pop() if len(names) == 1 else "exchange"
         self._token = token("together", *[step.token for step in steps])
 
     def __str__(self) -> str:
@@ -719,8 +693,7 @@ class _JointExchange:
         """Return the new blocks, by their places; none where that needs another way."""
         if self._small is None:
             return {}
-        logs = recording()
-        started = perf_counter() if logs else 0.0
+        started = perf_counter()
         own = [blocks[i] for i in self._moves]
         told = self._small.exchange(own, self._token, self)
         if told is None:
@@ -728,11 +701,7 @@ class _JointExchange:
             return {}
         pairs = zip(self._moves.items(), told, strict=True)
         found = {i: step.take(blocks) for (i, step), blocks in pairs}
-        if logs:
-            communicator = self._communicator
-            rank = communicator.ranks[communicator.rank]
-            nbytes = sum([step.bytes_received(rank) for step in self._moves.values()])
-            record(self._name, communicator.name, nbytes, perf_counter() - started)
+        record_steps(self._moves.values(), self._communicator, started)
         return found
 
 
@@ -769,13 +738,13 @@ class _AllReduce(_Collective):
     _op: str
 
     def _run(self, local: Buffer, purpose: Purpose | None, _: bool) -> Buffer:
-        communicator = self._communicator
+        communicator = self.communicator
         device = _backend.device_of(local)
         if communicator is None:
             out = _memory.empty(local.shape, self._dtype, device)
             reduce_into(out, [local], self._op)
             return out
-        number, what = _describe_call(self._token, self, purpose, device)
+        number, what = _describe_call(self.token, self, purpose, device)
         if local.nbytes <= communicator.short_bytes:
             reduced = communicator.all_reduce_small(local, self._op, number, what)
             if reduced is not None:

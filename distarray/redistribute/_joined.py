@@ -21,8 +21,7 @@ from distarray.comm import (
     _memory,
     copy_box,
     copy_boxes,
-    record,
-    recording,
+    pause_logs,
     token,
 )
 from distarray.layout import Layout
@@ -32,6 +31,7 @@ from distarray.redistribute._execute import (
     _Local,
     bound_steps,
     is_mostly_read,
+    record_steps,
     redistribute_local,
     redistribute_together,
 )
@@ -232,25 +232,23 @@ class Joined:
         self, small: SmallBlocks, blocks: Sequence[np.ndarray]
     ) -> list[dict[int, np.ndarray]] | None:
         """Return the blocks of the peers by round and rank; None where that needs another way."""
-        logs = recording()
-        started = perf_counter() if logs else 0.0
+        started = perf_counter()
         rounds = self._rounds
         if len(rounds) == 1:
             one = small.exchange_one(blocks[rounds[0].operand], self._token, self)
             found = None if one is None else [one]
         else:
             found = small.exchange([blocks[i.operand] for i in rounds], self._token, self)
-        if logs and found is not None:
+        if found is not None:
             steps = [step for one in rounds for step in one.steps]
-            _record(steps, rounds[0].communicator, started)
+            record_steps(steps, rounds[0].communicator, started)
         return found
 
     def _send(
         self, communicator: Communicator, rounds: int, blocks: Sequence[np.ndarray], out: np.ndarray
     ) -> None:
         """Exchange what ranks need that cannot read it where it lies, of all operands."""
-        logs = recording()
-        started = perf_counter() if logs else 0.0
+        started = perf_counter()
         near = communicator.reached()
         here = [one for one in self._rounds if one.communicator is communicator]
         leaving = [
@@ -262,17 +260,16 @@ class Joined:
         arriving = [
             (peer, out[target]) for one in here for peer, _, target in one.copies if not near[peer]
         ]
-        exchange_views(communicator, leaving, arriving, out, self._token, self, rounds)
-        if logs:
-            _record([step for one in here for step in one.steps], communicator, started)
+        with pause_logs():
+            exchange_views(communicator, leaving, arriving, out, self._token, self, rounds)
+        record_steps([step for one in here for step in one.steps], communicator, started)
 
     def _read(self, one: _Round, block: np.ndarray, out: np.ndarray, number: int) -> None:
         """Copy into the result what others have of an operand.
 
         The copies of a round are made before the next: what travels in a slot is there till then.
         """
-        logs = recording()
-        started = perf_counter() if logs else 0.0
+        started = perf_counter()
         agreed = one.communicator in self._wire
         with one.communicator.views(
             block, number, self, closing=one.is_last, agreed=agreed
@@ -285,8 +282,8 @@ class Joined:
             copy_boxes(pairs, total=out.nbytes)
         if one.lends:
             _memory.lend(block)
-        if logs and not agreed:
-            _record(one.steps, one.communicator, started)
+        if not agreed:
+            record_steps(one.steps, one.communicator, started)
 
     def _move(self, blocks: Sequence[Buffer]) -> list[Buffer]:
         """Return the blocks of the parts in the result."""
@@ -295,14 +292,6 @@ class Joined:
         if any(src.has_partial for src, _ in moves):
             return [redistribute_local(b, *m) for b, m in zip(found, moves, strict=True)]
         return redistribute_together(found, moves)
-
-
-def _record(steps: Sequence[_Exchange], communicator: Communicator, started: float) -> None:
-    rank = communicator.ranks[communicator.rank]
-    names = {step.name for step in steps}
-    name = names.pop() if len(names) == 1 else "exchange"
-    nbytes = sum(step.bytes_received(rank) for step in steps)
-    record(name, communicator.name, nbytes, perf_counter() - started)
 
 
 def _offset(part: Part, operands: Sequence[Layout], axis: int, coordinate: Any) -> int:

@@ -11,7 +11,7 @@ others have left it, or where nothing has come yet in the new one, as far as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import prod
@@ -25,14 +25,13 @@ from distarray.comm import (
     _memory,
     copy_boxes,
     goes_as_it_lies,
-    pack,
     packed_at_a_time,
     reduce_boxes,
     split_parts,
 )
 from distarray.layout import Layout
 from distarray.layout import box as boxes
-from distarray.redistribute._schedule import WHOLE, Transfer, slab, slabs
+from distarray.redistribute._schedule import WHOLE, slab, slabs
 from distarray.redistribute._small_blocks import largest_block
 from distarray.redistribute._steps import AllGatherStep, ExchangeStep
 from distarray.typing import Box, Buffer
@@ -47,44 +46,31 @@ _SAMPLED_RANKS = 2
 """Of so many ranks it is found out what they send, which takes 70 us for each message."""
 
 
+Region = tuple[Any, ...]
+"""An index that selects a box of a block as a view."""
+
+
 class _Take(NamedTuple):
-    """One box of the new block: its contributions by rank, where they were received, its place."""
+    """One box of the new block that is reduced: its contributions by rank, and its place."""
 
     peers: tuple[int, ...]
     offsets: tuple[int | None, ...]
     """Offset in the received values; None where the peer's block is read in place."""
-    source: tuple[Any, ...]
+    source: Region
     extents: tuple[int, ...]
-    target: tuple[Any, ...]
-
-
-_Regions = list[tuple[Any, ...] | None]
-"""The one box of a block that goes to each rank, or comes from each, as an index; None for none."""
+    target: Region
 
 
 class _Round(NamedTuple):
-    packed: list[Box]
-    leaving: _Regions | None
-    arriving: _Regions | None
-    send_counts: list[int]
-    recv_counts: list[int]
+    """Which boxes of the old block go to which rank, and which of the new one come from which.
+
+    What is reduced has ``takes`` instead of the latter, and ``counts`` of values from each rank.
+    """
+
+    leaving: list[tuple[int, Region]]
+    arriving: list[tuple[int, Region]]
     takes: list[_Take]
-
-
-def _regions(by_rank: Sequence[Sequence[Box]]) -> _Regions | None:
-    """Return the box of each rank as an index; None where one has several."""
-    if max(map(len, by_rank)) > 1:
-        return None
-    return [region(mine[0]) if mine else None for mine in by_rank]
-
-
-def _contiguous_parts(block: Buffer, regions: _Regions | None) -> list[Buffer] | None:
-    """Return a view of a block for each rank, where none of them has to be packed."""
-    if regions is None:
-        return None
-    nothing = np.empty(0, block.dtype)
-    found = [nothing if index is None else block[index] for index in regions]
-    return found if all(map(goes_as_it_lies, found)) else None
+    counts: list[int] | None
 
 
 def _count_rounds_of_step(step: ExchangeStep, communicator: Communicator) -> int:
@@ -214,63 +200,14 @@ def buffers(blocks: Sequence[np.ndarray], rooms: Rooms) -> list[np.ndarray | Non
 
 # --- exchanges -----------------------------------------------------------------------------------
 
-_End = tuple[Sequence[Buffer] | None, Sequence[int]]
-"""What goes to each rank, or what its part fills, as it lies; or None, and how many packed values
-are each one's."""
+View = tuple[int, Buffer]
+"""A rank of a communicator, and a part of a block that goes there, or what comes from there fills.
 
+Two ranks list what passes between them in one order.
+"""
 
-def _exchange(
-    communicator: Communicator,
-    block: Buffer,
-    sent: _End,
-    received: _End,
-    pack_into: Callable[[Buffer], object],
-    token: int,
-    what: object,
-    rooms: Sequence[Buffer | None] = (None, None),
-) -> Buffer | None:
-    """Send each rank its part, and return what comes packed; None where it is in its place.
-
-    ``pack_into(send)`` packs parts, before a token is compared or meanwhile. ``block`` tells the
-    device and the dtype of all. ``rooms`` are where packed values are to lie, sent and received.
-    """
-    (parts, send_counts), (into, recv_counts) = sent, received
-    device = _backend.device_of(block)
-    send = recv = fill = None
-    if parts is None:
-        send = rooms[0]
-        if send is None:
-            send = _memory.empty((sum(send_counts),), block.dtype, device)
-        fill = partial(pack_into, send)
-    if into is None:
-        recv = rooms[1]
-        if recv is None:
-            recv = _memory.empty((sum(recv_counts),), block.dtype, device)
-    if send is not None and recv is not None:
-        communicator.all_to_all(
-            send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
-        )
-        return recv
-    if send is not None:
-        parts = split_parts(send, send_counts)
-    if recv is not None:
-        into = split_parts(recv, recv_counts)
-    assert parts is not None  # one way or the other
-    assert into is not None
-    communicator.all_to_all_parts(parts, into, token, what, fill)
-    return recv
-
-
-def _take(
-    transfer: Transfer, index: dict[int, int], reached: Sequence[bool], at: list[int]
-) -> _Take:
-    """Return what a transfer is to the receiver; ``at`` are where each rank's next values come."""
-    peers = tuple(index[rank] for rank in transfer.peers)
-    offsets = tuple(None if reached[peer] else at[peer] for peer in peers)
-    for peer in peers:
-        at[peer] += 0 if reached[peer] else transfer.size
-    extents = boxes.shape(transfer.src_box)
-    return _Take(peers, offsets, region(transfer.src_box), extents, region(transfer.dst_box))
+_End = tuple[Sequence[View], Sequence[View]]
+"""What a round sends, and what it fills."""
 
 
 class Messages:
@@ -288,13 +225,15 @@ class Messages:
         self._reaches_some = communicator.reaches_some(kind)
         rounds = max(step.rounds, _count_rounds_of_step(step, communicator) if kind == "cpu" else 1)
         self._rounds = [self._plan((k, rounds), index, reached) for k in range(rounds)]
-        self._sends_parts = kind == "cpu" and communicator.sends_parts
-        self._near: list[_Take] = []
-        """What is read in place, and not reduced, of several rounds in one."""
-        if rounds > 1 and step.reduce is None:
-            takes = step.receives(communicator.ranks[communicator.rank])
-            near = [one for one in takes if reached[index[one.peers[0]]]]
-            self._near = [_take(one, index, reached, [0] * len(reached)) for one in near]
+        self._takes: list[tuple[int, Region, Region]] = []
+        """Where boxes that are not reduced lie in whose block, and in the new one."""
+        if step.reduce is None:
+            self._takes = [
+                (index[one.peers[0]], region(one.src_box), region(one.dst_box))
+                for one in step.receives(communicator.ranks[communicator.rank])
+            ]
+        self._near = [take for take in self._takes if reached[take[0]]]
+        """What of them is read in place, of several rounds in one."""
         nowhere: list[Rooms] = [[None, None]] * rounds
         self._nowhere = 0 if step.reduce is None else rounds - 1, nowhere
         self._rooms: tuple[int, list[Rooms]] | None = None
@@ -304,38 +243,37 @@ class Messages:
             isinstance(step, AllGatherStep)
             and rounds == 1
             and not self._reaches_some
-            and not self._sends_parts
+            and not (kind == "cpu" and communicator.sends_parts)
         )
 
     def _plan(self, part: tuple[int, int], index: dict[int, int], reached: list[bool]) -> _Round:
         step = self._step
         rank = self._communicator.ranks[self._communicator.rank]
-        leaving: list[list[Box]] = [[] for _ in reached]
-        arriving: list[list[Box]] = [[] for _ in reached]
         # Rounds that a caller has asked for are of equal parts, which its bound counts with.
         cuts = step.rounds == 1
         whole = WHOLE if cuts else part
         given, takes = step.sends(rank, whole), step.receives(rank, whole)
         if cuts:
             given, takes = slabs(given, part), slabs(takes, part)
-        if part != WHOLE and step.reduce is None:
-            takes = tuple([one for one in takes if not reached[index[one.peers[0]]]])
-        for transfer in given:
-            peer = index[transfer.peers[0]]
-            if not reached[peer]:
-                leaving[peer].append(transfer.src_box)
-        recv_counts = [0] * len(reached)
-        for transfer in takes:
-            for peer in (index[r] for r in transfer.peers):
-                if not reached[peer]:
-                    recv_counts[peer] += transfer.size
-                    arriving[peer].append(transfer.dst_box)
-        at = [sum(recv_counts[:peer]) for peer in range(len(reached))]
-        found = [_take(one, index, reached, at) for one in takes]
-        send_counts = [sum(map(boxes.volume, mine)) for mine in leaving]
-        packed = [box for mine in leaving for box in mine]
-        into = None if step.reduce is not None else _regions(arriving)
-        return _Round(packed, _regions(leaving), into, send_counts, recv_counts, found)
+        leaving = [(index[one.peers[0]], region(one.src_box)) for one in given]
+        leaving = [(peer, box) for peer, box in leaving if not reached[peer]]
+        if step.reduce is None:
+            arriving = [(index[one.peers[0]], region(one.dst_box)) for one in takes]
+            return _Round(leaving, [one for one in arriving if not reached[one[0]]], [], None)
+        counts = [0] * len(reached)
+        for one in takes:
+            for peer in (index[r] for r in one.peers):
+                counts[peer] += 0 if reached[peer] else one.size
+        at = [sum(counts[:peer]) for peer in range(len(reached))]  # each rank's next values
+        found = []
+        for one in takes:
+            peers = tuple(index[r] for r in one.peers)
+            offsets = tuple(None if reached[peer] else at[peer] for peer in peers)
+            for peer in peers:
+                at[peer] += 0 if reached[peer] else one.size
+            extents = boxes.shape(one.src_box)
+            found.append(_Take(peers, offsets, region(one.src_box), extents, region(one.dst_box)))
+        return _Round(leaving, [], found, counts)
 
     def exchange(
         self, local: Buffer, out: Buffer, token: int, what: object, is_free: bool = False
@@ -345,22 +283,29 @@ class Messages:
         ``token`` and ``what`` are as in ``Communicator.views``. ``local`` may be overwritten if it
         is free.
         """
+        communicator = self._communicator
         if self._gathers:
             self._gather(local, out, token, what)
             return
-        blocks: list[Any] = [None] * self._communicator.size
-        blocks[self._communicator.rank] = local
+        blocks: list[Any] = [None] * communicator.size
+        blocks[communicator.rank] = local
         last, rooms = self._find_rooms(local, out) if is_free else self._nowhere
         with ExitStack() as views:
             for i, current in enumerate(self._rounds):
-                received = self._send(local, out, current, token, what, rooms[i])
+                room = buffers((local, out), rooms[i])
+                ends = _views_of(current, local, out)
+                recv = _exchange(
+                    communicator, *ends, local, token, what, room, out.nbytes, current.counts
+                )
                 if not i and self._reaches_some:
-                    near = self._communicator.views(local, token, what, agreed=True)
+                    near = communicator.views(local, token, what, agreed=True)
                     blocks = views.enter_context(near)
-                self._unpack(current.takes, received, blocks, out)
-                del received  # the next round may have its memory
-                if i == last:
-                    self._unpack(self._near, None, blocks, out)
+                if recv is not None:
+                    self._reduce(current.takes, recv, blocks, out)
+                del recv  # the next round may have its memory
+                if i == last:  # what has come may lie where this belongs
+                    found = [(out[target], blocks[peer][box]) for peer, box, target in self._near]
+                    copy_boxes(found, total=out.nbytes)
                     views.close()
 
     def _find_rooms(self, local: Buffer, out: Buffer) -> tuple[int, list[Rooms]]:
@@ -374,106 +319,47 @@ class Messages:
         if self._rooms is None:
             pairs = zip(communicator.ranks, communicator.reached(), strict=True)
             reached = {rank for rank, is_near in pairs if is_near}
-            rank = communicator.ranks[communicator.rank]
-            ends = step.sends(rank), step.receives(rank)
-            given, taken = [[one for one in end if one.peers[0] in reached] for end in ends]
+            given = step.sends(communicator.ranks[communicator.rank])
             near = (
-                [span_of(local[region(one.src_box)], local) for one in given],
-                [span_of(out[region(one.dst_box)], out) for one in taken],
+                [local[region(one.src_box)] for one in given if one.peers[0] in reached],
+                [out[target] for _, _, target in self._near],
             )
-            rounds = [
-                (
-                    [span_of(local[region(box)], local) for box in each.packed],
-                    [span_of(out[one.target], out) for one in each.takes if one.offsets != (None,)],
-                )
-                for each in self._rounds
-            ]
-            counts = [(sum(each.send_counts), sum(each.recv_counts)) for each in self._rounds]
+            ends = [_views_of(each, local, out) for each in self._rounds]
             # Ranks that read each other's blocks do so at one time; others choose.
-            lasts = (0,) if self._reaches_some else (0, len(rounds) - 1)
-            found = [(k, find_rooms((local, out), rounds, near, k, counts)) for k in lasts]
+            lasts = (0,) if self._reaches_some else (0, len(ends) - 1)
+            found = [(k, _rooms_of((local, out), ends, near, k)) for k in lasts]
             self._rooms = min(found, key=lambda one: sum(rooms.count(None) for rooms in one[1]))
         return self._rooms
 
-    def _send(
-        self,
-        local: Buffer,
-        out: Buffer,
-        current: _Round,
-        token: int,
-        what: object,
-        rooms: Rooms,
-    ) -> Buffer | None:
-        """Send the messages of a round, and return what comes; None where it is in its place."""
-        packed, leaving, arriving, send_counts, recv_counts, _ = current
-        parts = into = None
-        if self._sends_parts:
-            parts = _contiguous_parts(local, leaving)
-            into = _contiguous_parts(out, arriving)
-        return _exchange(
-            self._communicator,
-            local,
-            (parts, send_counts),
-            (into, recv_counts),
-            lambda send: pack(local, packed, send, total=local.nbytes),
-            token,
-            what,
-            buffers((local, out), rooms),
-        )
-
-    def _unpack(
-        self, takes: list[_Take], recv: Buffer | None, blocks: Sequence[Buffer], out: Buffer
+    def _reduce(
+        self, takes: list[_Take], recv: Buffer, blocks: Sequence[Buffer], out: Buffer
     ) -> None:
-        op = self._step.reduce
-        come: list[tuple[Buffer, list[Buffer]]] = []
-        read: list[tuple[Buffer, list[Buffer]]] = []
+        """Reduce what has come and what is read in place."""
+        found: list[tuple[Buffer, list[Buffer]]] = []
         for peers, offsets, source, extents, target in takes:
-            if recv is None and offsets[0] is not None:
-                continue
             size = prod(extents)
             pieces = [
-                blocks[peer][source]
-                if at is None or recv is None
-                else recv[at : at + size].reshape(extents)
+                blocks[peer][source] if at is None else recv[at : at + size].reshape(extents)
                 for peer, at in zip(peers, offsets, strict=True)
             ]
-            (read if offsets[0] is None else come).append((out[target], pieces))
-        if op is not None:
-            reduce_boxes([*come, *read], op, total=out.nbytes)
-            return
-        for found in come, read:  # what has come may lie where the rest belongs
-            copy_boxes([(dst, pieces[0]) for dst, pieces in found], total=out.nbytes)
+            found.append((out[target], pieces))
+        op = self._step.reduce
+        assert op is not None  # asked before
+        reduce_boxes(found, op, total=out.nbytes)
 
     def _gather(self, local: Buffer, out: Buffer, token: int, what: object) -> None:
         """Gather whole blocks, straight into the result where they lie there one after another."""
-        takes = self._rounds[0].takes
-        counts = [0] * self._communicator.size
-        for take in takes:
-            counts[take.peers[0]] = prod(take.extents)
-        order = [take.peers[0] for take in takes]
-        rows = all(take.extents[1:] == out.shape[1:] for take in takes)
+        places = [(peer, out[target]) for peer, _, target in self._takes]
+        counts = _counts(places, self._communicator.size)
+        order = [peer for peer, _ in places]
+        rows = all(place.shape[1:] == out.shape[1:] for _, place in places)
         direct = rows and order == sorted(order) and out.ndim > 0
         device = _backend.device_of(local)
         recv = out.reshape(-1) if direct else _memory.empty((sum(counts),), local.dtype, device)
         send = _memory.make_contiguous(local).reshape(-1)
         self._communicator.all_gather(send, recv, counts, token=token, what=what)
-        if direct:
-            return
-        pieces = []
-        for take in takes:
-            at = sum(counts[: take.peers[0]])
-            piece = recv[at : at + prod(take.extents)].reshape(take.extents)
-            pieces.append((out[take.target], piece))
-        copy_boxes(pieces)
-
-
-# --- views of blocks ------------------------------------------------------------------------------
-
-View = tuple[int, Buffer]
-"""A rank of a communicator, and a part of a block that goes there, or what comes from there fills.
-
-Two ranks list what passes between them in one order.
-"""
+        if not direct:
+            copy_boxes([(place, part) for part, place in _parts(recv, places, counts)])
 
 
 def count_rounds(nbytes: int, ranks: int) -> int:
@@ -502,16 +388,84 @@ def exchange_views(
     rooms: list[list[Buffer | None]] = [[None, None]] * rounds
     if free is not None and _backend.is_numpy(block) and block.flags.c_contiguous:
         out, kept = free
-        spans = [
-            ([span_of(view, block) for _, view in sent], [span_of(view, out) for _, view in filled])
-            for sent, filled in ends
-        ]
-        counts = [(sum(v.size for _, v in a), sum(v.size for _, v in b)) for a, b in ends]
-        near = [span_of(view, block) for view in kept]
-        found = find_rooms((block, out), spans, (near, []), rounds, counts)
+        found = _rooms_of((block, out), ends, (kept, []), rounds)
         rooms = [buffers((block, out), one) for one in found]
     for both, room in zip(ends, rooms, strict=True):
-        _exchange_round(communicator, *both, block, token, what, room)
+        _exchange(communicator, *both, block, token, what, room, block.nbytes)
+
+
+def _exchange(
+    communicator: Communicator,
+    leaving: Sequence[View],
+    arriving: Sequence[View],
+    block: Buffer,
+    token: int,
+    what: object,
+    rooms: Sequence[Buffer | None],
+    total: int,
+    counts: Sequence[int] | None = None,
+) -> Buffer | None:
+    """Send parts of a block to their ranks, and fill others, of ``total`` bytes, with what comes.
+
+    With ``counts``, of values from each rank, what comes is returned instead, packed. ``rooms`` are
+    where packed values are to lie, sent and received.
+    """
+    size, device = communicator.size, _backend.device_of(block)
+    parts = into = fill = None
+    send: Any
+    recv: Any
+    send, recv = rooms
+    if communicator.sends_parts and _backend.is_numpy(block):
+        parts = _views_as_they_lie(leaving, size, block)
+        into = None if counts is not None else _views_as_they_lie(arriving, size, block)
+    send_counts, recv_counts = _counts(leaving, size), counts or _counts(arriving, size)
+    if parts is None:
+        if send is None:
+            send = _memory.empty((sum(send_counts),), block.dtype, device)
+        fill = partial(_pack, send, leaving, send_counts, block.nbytes)
+    if into is None and recv is None:
+        recv = _memory.empty((sum(recv_counts),), block.dtype, device)
+    if parts is None and into is None:
+        communicator.all_to_all(
+            send, recv, send_counts, recv_counts, token=token, what=what, fill=fill
+        )
+    else:
+        parts = split_parts(send, send_counts) if parts is None else parts
+        into_parts = split_parts(recv, recv_counts) if into is None else into
+        communicator.all_to_all_parts(parts, into_parts, token, what, fill)
+    if counts is None and into is None:
+        packed = _parts(recv, arriving, recv_counts)
+        copy_boxes([(view, part) for part, view in packed], total=total)
+    return recv if counts is not None else None
+
+
+def _pack(send: Buffer, leaving: Sequence[View], counts: Sequence[int], total: int) -> None:
+    copy_boxes(list(_parts(send, leaving, counts)), total=total)
+
+
+def _views_of(current: _Round, local: Buffer, out: Buffer) -> _End:
+    """Return what a round sends of a block, and what it fills of the new one."""
+    return (
+        [(peer, local[box]) for peer, box in current.leaving],
+        [(peer, out[box]) for peer, box in current.arriving],
+    )
+
+
+def _rooms_of(
+    blocks: tuple[np.ndarray, np.ndarray],
+    ends: Sequence[_End],
+    near: tuple[Sequence[Buffer], Sequence[Buffer]],
+    last: int,
+) -> list[Rooms]:
+    """Return what `find_rooms` does, of views of the blocks before and after."""
+    old, new = blocks
+    rounds = [
+        ([span_of(view, old) for _, view in sent], [span_of(view, new) for _, view in filled])
+        for sent, filled in ends
+    ]
+    counts = [(sum(v.size for _, v in a), sum(v.size for _, v in b)) for a, b in ends]
+    spans = [span_of(view, old) for view in near[0]], [span_of(view, new) for view in near[1]]
+    return find_rooms(blocks, rounds, spans, last, counts)
 
 
 def _slabs(views: Sequence[View], k: int, rounds: int) -> Sequence[View]:
@@ -523,35 +477,6 @@ def _slabs(views: Sequence[View], k: int, rounds: int) -> Sequence[View]:
         for peer, view in views
         for box in slab(boxes.whole(view.shape), (k, rounds))
     ]
-
-
-def _exchange_round(
-    communicator: Communicator,
-    leaving: Sequence[View],
-    arriving: Sequence[View],
-    block: Buffer,
-    token: int,
-    what: object,
-    rooms: Sequence[Buffer | None],
-) -> None:
-    size = communicator.size
-    parts = into = None
-    if communicator.sends_parts and _backend.is_numpy(block):
-        parts = _views_as_they_lie(leaving, size, block)
-        into = _views_as_they_lie(arriving, size, block)
-        if parts is not None and into is not None:
-            communicator.all_to_all_parts(parts, into, token, what)
-            return
-    send_counts, recv_counts = _counts(leaving, size), _counts(arriving, size)
-
-    def pack_into(send: Buffer) -> None:
-        copy_boxes(list(_parts(send, leaving, send_counts)), total=block.nbytes)
-
-    ends = (parts, send_counts), (into, recv_counts)
-    recv = _exchange(communicator, block, *ends, pack_into, token, what, rooms)
-    if recv is not None:
-        packed = _parts(recv, arriving, recv_counts)
-        copy_boxes([(view, part) for part, view in packed], total=block.nbytes)
 
 
 def _views_as_they_lie(views: Sequence[View], size: int, block: Buffer) -> list[Buffer] | None:

@@ -24,8 +24,6 @@ from distarray.comm import (
     _memory,
     copy_boxes,
     pause_logs,
-    record,
-    recording,
     reduce_boxes,
 )
 from distarray.layout import Layout, Partial, Replicate, Shard
@@ -128,7 +126,9 @@ class Packed:
                 )
                 ends = pairwise(accumulate(self.counts, initial=0))
                 self._place([lined[start:stop] for start, stop in ends], full)
-        self._record("all_gather", communicator, (self.total - self.count) * own.itemsize, started)
+        if communicator.size > 1:
+            nbytes = (self.total - self.count) * own.itemsize
+            communicator.record("all_gather", nbytes, started)
         return full
 
     def reduce(
@@ -153,8 +153,9 @@ class Packed:
                 own = redistribute_local(
                     lined, src, self._line, purpose=purpose, background=background
                 )
-        nbytes = (communicator.size - 1) * self.count * full.itemsize
-        self._record("reduce_scatter", communicator, nbytes, started)
+        if communicator.size > 1:
+            nbytes = (communicator.size - 1) * self.count * full.itemsize
+            communicator.record("reduce_scatter", nbytes, started)
         return own
 
     @property
@@ -166,10 +167,6 @@ class Packed:
         """Return the communicator of the ranks whose blocks travel together."""
         communicator = self._mesh.communicator((self._mesh.ndim - 1,))
         return communicator.background() if background else communicator
-
-    def _record(self, kind: str, communicator: Communicator, nbytes: int, started: float) -> None:
-        if recording() and communicator.size > 1:
-            record(kind, communicator.name, nbytes, perf_counter() - started)
 
     def _place(self, flats: Sequence[Buffer], full: Buffer) -> None:
         """Copy the blocks of all ranks to their places in the whole tensors."""

@@ -7,13 +7,12 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 
 from distarray.comm import _packing
-from distarray.comm._packing import copy_box, pack
+from distarray.comm._packing import copy_box
 from distarray.comm.kernels import _loop_nest, _threads
 from distarray.comm.kernels._loop_nest import fill, renew, write_lent
-from distarray.errors import ShapeError
 from tests import either_way
 
 from .strided_arrays import shapes, views
@@ -99,38 +98,6 @@ def test_copy_shared_by_threads_is_complete(monkeypatch: pytest.MonkeyPatch) -> 
     copy_box(dst, src)
     np.testing.assert_array_equal(dst, src)
     _threads._forget_pool()
-
-
-@st.composite
-def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    box = []
-    for n in shape:
-        start = draw(st.integers(0, n))
-        box.append((start, draw(st.integers(start, n))))
-    return tuple(box)
-
-
-@settings(max_examples=100)
-@given(data=st.data())
-@example(data=None)
-def test_pack_puts_boxes_one_after_another_in_c_order(data: st.DataObject | None) -> None:
-    if data is None:
-        shape: tuple[int, ...] = ()
-        boxes: list[Any] = [()]
-    else:
-        shape = data.draw(shapes(most=3))
-        boxes = data.draw(st.lists(boxes_of(shape), max_size=4))
-    src = np.random.default_rng(0).random(shape)
-    parts = [src[tuple(slice(*interval) for interval in box)] for box in boxes]
-    volume = sum(part.size for part in parts)
-    packed = pack(src, boxes, np.full(volume + 3, -1.0))
-    expected = np.concatenate([np.empty(0), *(part.ravel() for part in parts)])
-    np.testing.assert_array_equal(packed, expected)
-
-
-def test_pack_refuses_a_buffer_that_is_too_small() -> None:
-    with pytest.raises(ShapeError, match="hold 6 elements and the buffer 5"):
-        pack(np.zeros((2, 3)), [((0, 2), (0, 3))], np.zeros(5))
 
 
 def test_fill_sets_every_element_of_a_view() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import _backend, _memory, copy_boxes, pause_logs, record, recording, token
+from distarray.comm import _backend, _memory, copy_boxes, pause_logs, recording, token
 from distarray.comm.kernels import address_of
 from distarray.errors import MismatchError
 from distarray.layout import Layout
@@ -148,7 +148,7 @@ def run_exchange(
     own = communicator.rank
     pairs = zip(exchange.receives, targets, strict=True)
     nbytes = sum(target.nbytes for pair, target in pairs if pair.peer != own)
-    record("exchange", communicator.name, nbytes, perf_counter() - started)
+    communicator.record("exchange", nbytes, started)
     return out
 
 

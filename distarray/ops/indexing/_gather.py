@@ -24,7 +24,6 @@ from distarray.comm import (
     default_placements,
     gather_words,
     pull_rows,
-    record,
     recording,
     take_rows,
 )
@@ -471,7 +470,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
         if recording():
             others = np.count_nonzero(index.rows.divide(number)[0] != comm.rank)
             nbytes = int(others) * prod(kept) * dtype.itemsize
-            record("rows", comm.name, nbytes, perf_counter() - started)
+            comm.record("rows", nbytes, started)
         out = np.ndarray((length, *kept), dtype, b"".join(told)).take(number, 0)
         return out.transpose(order) if turns else out
 

@@ -357,3 +357,19 @@ def test_repeats_that_are_distributed_agree_with_numpy(data: st.DataObject) -> N
         return ""
 
     assert len({one for one in on_ranks(program) if one is not None}) == 1
+
+
+@pytest.mark.host_only
+def test_what_a_join_moves_between_nodes_is_recorded_once() -> None:
+    values = np.arange(300.0 * 200).reshape(300, 200)
+
+    def program() -> tuple[int, int]:
+        parts = [da.distribute_array(part) for part in (values[:200], values[200:])]
+        with CommLog() as log:
+            joined = joining.concat(parts, axis=0)
+        agrees(joined, values)
+        return log.count(), log.bytes()
+
+    found = simulate(2, program, ranks_per_node=1)
+    assert [count for count, _ in found] == [1, 1]
+    assert sum(nbytes for _, nbytes in found) == 100 * values[0].nbytes
