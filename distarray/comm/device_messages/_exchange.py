@@ -112,10 +112,37 @@ def _cuts(message: Message, in_chunks: bool) -> list[tuple[int, int]]:
 
 def exchange_staged(communicator: Communicator, plan: Plan, tag: int) -> None:
     """Send and receive messages of buffers on one GPU."""
-    if plan.sends or plan.receives:
-        moving = _Exchange(communicator, plan, tag)
-        with waiting("values on their way between GPUs"):
-            moving.wait()
+    messages = (*plan.sends, *plan.receives)
+    if not messages:
+        return
+    buffer = messages[0].buffer
+    xp = _backend.namespace_of(buffer)
+
+    def send(host: np.ndarray, peer: int) -> Request:
+        return communicator._send(host, peer, tag, False)
+
+    def receive(host: np.ndarray, peer: int) -> Request:
+        return communicator._recv(host, peer, tag, False)
+
+    with buffer.device, waiting("values on their way between GPUs"):
+        streams = load, store = _streams(xp, buffer.device.id)
+        ready = _mark(xp, xp.cuda.get_current_stream())
+        for stream in streams:
+            stream.wait_event(ready)
+        outgoing = _Outgoing(xp, load, _pieces(plan.sends), send)
+        incoming = _Incoming(xp, store, _pieces(plan.receives), receive)
+        try:
+            incoming.ask()
+            while not (outgoing.done and incoming.done):
+                moved = outgoing.advance(), incoming.advance()
+                if not any(moved):
+                    time.sleep(0)  # there may be more ranks than cores
+        except BaseException:
+            # So that nothing writes to memory that is used for something else; messages still under
+            # way hold theirs themselves.
+            for stream in streams:
+                stream.synchronize()
+            raise
 
 
 # --- chunks --------------------------------------------------------------------------------------
@@ -285,57 +312,3 @@ class _Incoming(_Lane):
             chunk.post(self._begin)
             moved = True
         return moved
-
-
-class _Exchange:
-    """The two lanes of an exchange."""
-
-    def __init__(self, communicator: Communicator, plan: Plan, tag: int) -> None:
-        buffer = (*plan.sends, *plan.receives)[0].buffer
-        xp = _backend.namespace_of(buffer)
-        self._device = buffer.device
-        sends = _pieces(plan.sends)
-        receives = _pieces(plan.receives)
-
-        def send(host: np.ndarray, peer: int) -> Request:
-            return communicator._send(host, peer, tag, False)
-
-        def receive(host: np.ndarray, peer: int) -> Request:
-            return communicator._recv(host, peer, tag, False)
-
-        with self._device:
-            self._streams = _streams(xp, self._device.id)
-            ready = _mark(xp, xp.cuda.get_current_stream())
-            for stream in self._streams:
-                stream.wait_event(ready)
-            load, store = self._streams
-            self._outgoing = _Outgoing(xp, load, sends, send)
-            self._incoming = _Incoming(xp, store, receives, receive)
-            try:
-                self._incoming.ask()
-            except BaseException:
-                self._let_go()
-                raise
-
-    def wait(self) -> None:
-        """Return when the exchange is complete."""
-        while not (self._outgoing.done and self._incoming.done):
-            if not self._advance():
-                time.sleep(0)  # there may be more ranks than cores
-
-    def _advance(self) -> bool:
-        with self._device:
-            try:
-                sent, received = self._outgoing.advance(), self._incoming.advance()
-            except BaseException:
-                self._let_go()
-                raise
-        return sent or received
-
-    def _let_go(self) -> None:
-        """End the copies, so that nothing writes to memory that is used for something else.
-
-        Messages still under way hold their memory themselves.
-        """
-        for stream in self._streams:
-            stream.synchronize()
