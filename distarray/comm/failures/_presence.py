@@ -18,7 +18,6 @@ import itertools
 import os
 import select
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from distarray.comm import _launcher
 from distarray.comm._agreement import calls_hint
 from distarray.comm.failures import _waits
+from distarray.comm.failures._forks import forget_in_child
 from distarray.comm.failures._roll_call import Inquiry, Whereabouts
 from distarray.comm.failures._waits import START, Meeting, Question
 
@@ -74,9 +74,7 @@ class Presence:
         self._numbers = itertools.count()
         self._open: dict[int, Inquiry] = {}  # questions by number
         self._answers: dict[int, Whereabouts] = {}
-        if not _present and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_forget_all)
-        _present.add(self)
+        forget_in_child(self)  # who has died must not live on in a forked child
 
     def _name(self, rank: int, said: str = "") -> str:
         return f"\0distarray {self._job} {rank} {said}"
@@ -139,6 +137,8 @@ class Presence:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    forget = close
 
     def _tell(self, rank: int, message: bytes) -> int:
         """Send another rank a message; return whether it was there, and had room for it."""
@@ -288,15 +288,6 @@ class Presence:
             if (not full and len(told | gone) >= awaited) or time.monotonic() > end:
                 return
             time.sleep(_POLL)
-
-
-_present: weakref.WeakSet[Presence] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    """Leave the names to the parent: who has died must not live on in a forked child."""
-    for presence in list(_present):
-        presence.close()
 
 
 def message_of_gone(rank: int, gone: Sequence[int], doing: object) -> str:

@@ -135,7 +135,6 @@ class Channel:
         self._keep = own
         self._unread: Buffer | None = None
         """A copy that others may read until the next round has begun."""
-        self._process = os.getpid()
         self._fence = _memory_fence()
         self._memory = {rank: memory for rank, (memory, _) in peers.items()}
         self._on_device: tuple[frozenset[int], ...] | None = None
@@ -150,11 +149,7 @@ class Channel:
     def forget(self) -> None:
         """Join no more rounds."""
         self._mine = self._others = FORKED
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this process made it, and did not get it by being forked."""
-        return self._process == os.getpid()
+        _channels.discard(self)
 
     @property
     def joined(self) -> int:
@@ -562,8 +557,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 def _leave_all() -> None:
     for channel in list(_channels):
-        if channel.is_own:
-            channel.leave()
+        channel.leave()
 
 
 def _reach(offer: tuple[int, int, int, int, int]) -> tuple[PeerMemory, int]:
