@@ -192,7 +192,6 @@ def _add_digits(states: Any, pitch: int, blocks: int, at: int, words: Any, base:
             add_shifted(words, base, place + LEVEL, high)
 
 
-@loop
 def _round_states(
     states: Any, pitch: int, blocks: int, count: int, scratch: Any, out: Any, to_odd: int
 ) -> Any:
@@ -864,14 +863,7 @@ def round_states() -> Source:
     sums there are, scratch memory, where the bits go, and whether they are rounded to odd. It
     returns what it has to tell; nothing else where some state is none.
     """
-
-    def run(
-        states: Any, pitch: int, blocks: int, count: int, scratch: Any, out: Any, to_odd: int
-    ) -> int:
-        told: int = _round_states(states, pitch, blocks, count, scratch, out, to_odd)
-        return told
-
     return Source(
-        run,
+        _round_states,
         "int64(CPointer(int64), int64, int64, int64, CPointer(int64), CPointer(int64), int64)",
     )

@@ -111,24 +111,20 @@ def fill(dst: Any, value: Any) -> None:
     whole = (flat.size - head) * dst.itemsize // _LINE * _LINE
     flat[:head] = line[0]
     flat[head + whole // dst.itemsize :] = line[0]
-    parts = _threads.thread_count(whole)
-    cuts = [whole // _LINE * i // parts * _LINE for i in range(parts + 1)]
+    lines = flat[head : head + whole // dst.itemsize].reshape(-1, line.size)
     source = address_of(line)
 
-    def part(cut: tuple[int, int]) -> None:
-        start, stop = (head + n // dst.itemsize for n in cut)
+    def fill_part(part: Any) -> None:
+        some = lines[part]
         run_faster(
             "fill",
-            cut[1] - cut[0],
+            some.nbytes,
             _kernel("stream_fill"),
-            lambda by: by(address + start * dst.itemsize, source, cut[1] - cut[0]),
-            lambda: flat[start:stop].fill(line[0]),
+            lambda by: by(address_of(some), source, some.nbytes),
+            lambda: some.fill(line[0]),
         )
 
-    if parts == 1:
-        part((0, whole))
-    else:
-        _threads.run_in_threads(part, itertools.pairwise(cuts))
+    _threads.run_on_parts(fill_part, lines.shape[:1], whole)  # of whole lines
 
 
 def write_lent(dst: np.ndarray, write: Callable[[], object]) -> None:

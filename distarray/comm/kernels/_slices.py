@@ -59,7 +59,6 @@ def _head_columns(x: Any, at: int, count: int, powers: Any, heads: Any, to: int,
         sums[j] += head
 
 
-@loop
 def _find(
     x: Any, n0: int, s0: int, n1: int, by_rows: int, bits: int, largest: Any, powers: Any,
     heads: Any, sums: Any,
@@ -101,17 +100,9 @@ def find_heads(kind: str) -> Source:
     largest magnitudes go; memory for as many numbers; where the heads go, and their sums. It
     returns 1, and has found nothing, where float32 does not hold a scale.
     """
-
-    def find(
-        x: Any, n0: int, s0: int, n1: int, by_rows: int, bits: int, largest: Any, powers: Any,
-        heads: Any, sums: Any,
-    ) -> int:  # fmt: skip
-        told: int = _find(x, n0, s0, n1, by_rows, bits, largest, powers, heads, sums)
-        return told
-
     numbers = ", ".join(["int64"] * 5)
     where = "CPointer(int64), CPointer(int64), CPointer(float32), CPointer(float32)"
-    return Source(find, f"int64({_ITEM[kind]}, {numbers}, {where})")
+    return Source(_find, f"int64({_ITEM[kind]}, {numbers}, {where})")
 
 
 # --- slices --------------------------------------------------------------------------------------
@@ -144,7 +135,6 @@ def _round_run(larger: float, count: int, out: Any, to: int) -> None:
         out[j] = (out[j] + larger) - larger
 
 
-@loop
 def _cut(
     x: Any, n0: int, s0: int, n1: int, by_rows: int, powers: Any, larger: Any, ends: Any,
     slices: int, out: Any,
@@ -174,13 +164,6 @@ def cut_slices(kind: str) -> Source:
     is added to items so that they are rounded to its last bit, and which slice is the last one of
     its chain; how many slices; where these go, one after another.
     """
-
-    def cut(
-        x: Any, n0: int, s0: int, n1: int, by_rows: int, powers: Any, larger: Any, ends: Any,
-        slices: int, out: Any,
-    ) -> None:  # fmt: skip
-        _cut(x, n0, s0, n1, by_rows, powers, larger, ends, slices, out)
-
     numbers = ", ".join(["int64"] * 4)
     where = "CPointer(float64), CPointer(float64), CPointer(int64), int64, CPointer(float64)"
-    return Source(cut, f"void({_ITEM[kind]}, {numbers}, {where})")
+    return Source(_cut, f"void({_ITEM[kind]}, {numbers}, {where})")
