@@ -514,9 +514,9 @@ MUTANTS = (
     ),
     Mutant(
         "a reduction in order of ranks leaves one out",
-        "comm/_reductions.py",
-        "    for source in sources[1:]:\n        combine",
-        "    for source in sources[2:]:\n        combine",
+        "comm/_block_reduction.py",
+        "        for source in sources[2:]:\n",
+        "        for source in sources[3:]:\n",
         ("comm/test_collectives.py",),
     ),
     Mutant(

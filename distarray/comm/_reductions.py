@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import Context
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -57,18 +57,6 @@ class _SilentCalls(threading.local):
 unheard = _SilentCalls()
 
 
-def combine(target: np.ndarray, other: np.ndarray, op: str) -> None:
-    """Set ``target`` to ``target op other``, by NumPy's rules (NaN propagates in min and max)."""
-    unheard.call(COMBINE[op], target, other, out=target)
-
-
-def reduce_in_order(sources: Sequence[np.ndarray], op: str, out: np.ndarray) -> None:
-    """Set ``out`` to ``sources[0] op sources[1] op ...``, evaluated in that order."""
-    out[...] = sources[0]
-    for source in sources[1:]:
-        combine(out, source, op)
-
-
 def plain_ufunc(op: str, dtype: np.dtype[Any]) -> np.ufunc | None:
     """Return what reduces values of a dtype as they are; None where ``prepare_reduction`` must.
 
@@ -90,7 +78,7 @@ class Reduction(NamedTuple):
     """A reduction as the transports see it.
 
     ``wire`` has the values to send: 1-d, C-contiguous, in native byte order and a dtype that holds
-    the sum, to be reduced by ``op``, one of the ops of ``combine``. ``finish`` makes the result, of
+    the sum, to be reduced by ``op``, one of the ops of ``COMBINE``. ``finish`` makes the result, of
     ``dtype``, out of them; it is None where they are the result.
     """
 

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from distarray.comm import _backend, _log
+from distarray.comm._block_reduction import reduce_into
 from distarray.comm._collectives import Counts, split_parts
 from distarray.comm._communicator import SMALL_BYTES, Communicator
-from distarray.comm._reductions import reduce_in_order
 from distarray.comm._requests import DONE, Pending, Request
 from distarray.comm.simulated._rendezvous import (
     Group,
@@ -76,7 +76,7 @@ class SimulatedCommunicator(Communicator):
 
     def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str) -> None:
         def take(brought: list[Any]) -> None:
-            reduce_in_order(brought, op, recv)
+            reduce_into(recv, brought, op)
 
         doing = f"all_reduce {op} of {send.size} {send.dtype}"
         self._round(doing, send.copy(), take)
