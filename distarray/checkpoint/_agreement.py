@@ -66,7 +66,16 @@ def begin(comm: Communicator, call: str, options: Callable[[], dict[str, Any]]) 
 
 def call_on_all(comm: Communicator, call: Callable[[], T]) -> list[T]:
     """Return what ``call()`` returns on every rank; all raise if it fails on any (collective)."""
-    mine, error = attempt(_pickle_result(call), "a checkpoint")
+
+    def pickle_result() -> bytes:
+        try:
+            return pickle.dumps(call())
+        except DistArrayError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
+
+    mine, error = attempt(pickle_result, "a checkpoint")
     told = [pickle.loads(item) for item in _gather(comm, pickle.dumps(mine))]
     raise_alike(told, error, comm.world_ranks, comm.size)
     return [pickle.loads(one) for one in told]
@@ -115,20 +124,6 @@ def _wait(request: Any) -> None:
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
         request.wait()
-
-
-def _pickle_result(call: Callable[[], object]) -> Callable[[], bytes]:
-    """Return a call for what travels, which raises a CheckpointError for errors of others."""
-
-    def convert() -> bytes:
-        try:
-            return pickle.dumps(call())
-        except DistArrayError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"{type(error).__name__}: {error}") from error
-
-    return convert
 
 
 def check_path(path: object) -> str:

@@ -111,9 +111,7 @@ def check_pair(send: Buffer, recv: Buffer, collective: str) -> None:
 
 def on_host(buffer: Buffer) -> np.ndarray:
     """Return a buffer's values as a flat NumPy array: a view where they are in host memory."""
-    flat = buffer.reshape(-1)
-    host: np.ndarray = flat if _backend.is_numpy(flat) else flat.get()
-    return host
+    return _backend.to_host(buffer.reshape(-1))
 
 
 def host_target(buffer: Buffer) -> np.ndarray:

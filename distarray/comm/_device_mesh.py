@@ -283,7 +283,7 @@ class DeviceMesh(Mesh):
                 f"{self} is made over a communicator of its own, which cannot be pickled; pickle "
                 "mesh.abstract instead"
             )
-        return _restore, (self.shape, self.axis_names, self.flat_ranks, self.device)
+        return _mesh, ((self.shape, self.axis_names, self.flat_ranks), None, self.device)
 
     def __repr__(self) -> str:
         return f"DeviceMesh({self.ranks}, {self.axis_names}, device={self.device!r})"
@@ -423,12 +423,6 @@ def _bind(device: str) -> None:
         return
     per_node = simulated.ranks_per_node or simulated.size
     _device.bind(device, simulated.rank % per_node, simulated=True)
-
-
-def _restore(
-    shape: Shape, axis_names: tuple[str, ...], ranks: Sequence[int], device: str
-) -> DeviceMesh:
-    return _mesh((shape, axis_names, ranks), None, device)
 
 
 def _checked_device(device: str | None) -> str:

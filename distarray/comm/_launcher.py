@@ -8,10 +8,11 @@ launcher may start a script, or a tool, that starts the program.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -209,12 +210,7 @@ def machine_name(world_rank: int) -> str:
     """Return what names the machine, or the part of it that passes for a node."""
     pretended = _read_ranks_per_node()
     node = f"{world_rank // pretended} " if pretended else ""
-    try:
-        return node + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        import socket
-
-        return node + socket.gethostname()
+    return node + _or_host(lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
 def _read_ranks_per_node() -> int:
@@ -263,12 +259,15 @@ def job() -> tuple[object, ...]:
 
 def process_namespace() -> str:
     """Return what names the space in which numbers of processes mean something."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        import socket
+    return _or_host(lambda: os.readlink("/proc/self/ns/pid"))
 
-        return socket.gethostname()
+
+def _or_host(read: Callable[[], str]) -> str:
+    """Return what the system tells, or the name of the host where it has no such file."""
+    try:
+        return read()
+    except OSError:
+        return platform.node()
 
 
 def is_all_of_rank() -> bool:

@@ -206,7 +206,6 @@ def ask_owners(
     answer: Callable[[list[Buffer]], Buffer],
     token: int,
     what: object = "",
-    error: Exception | None = None,
 ) -> Buffer:
     """Return the owners' answers, one row for each question, in the order of the questions.
 
@@ -220,10 +219,10 @@ def ask_owners(
     answer : callable
         Gives for questions, as in `push_rows`, as many rows, of one dtype and row shape on all
         ranks. What it raises all ranks raise.
-    token, what, error
+    token, what
         As for `push_rows`.
     """
-    received, offsets = push_rows(comm, questions, parcels, token, what, error)
+    received, offsets = push_rows(comm, questions, parcels, token, what)
     failed: Exception | None = None
     answers: Buffer = received[0][:0]
     try:

@@ -166,8 +166,6 @@ def test_error_of_one_rank_is_raised_on_all(failing, width, ranks_per_node):
                 push_rows(comm, [rows, rows], parcels, CALL, "x[i] = y", error)
             with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
                 pull_rows(comm, rows, *of_all(3, 9, 3), CALL, "x[i]", error=error)
-            with pytest.raises(IndexingError, match=f"on rank {failing}: index 9 is out"):
-                ask_owners(comm, [rows], parcels, lambda got: got[0], CALL, "ask", error)
         (got,), _ = push_rows(comm, [rows], parcels, CALL)
         assert len(got) == 9
 

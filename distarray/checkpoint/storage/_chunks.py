@@ -214,11 +214,6 @@ class Reader:
     verify
         Compare checksums: then whole blocks are read, also where less is needed. Otherwise what is
         needed, and what lies between where that is less than ``GAP_BYTES``.
-
-    Attributes
-    ----------
-    bytes_read
-        From files, so far.
     """
 
     def __init__(self, manifest: Manifest, verify: bool = True) -> None:
@@ -227,7 +222,6 @@ class Reader:
         self._open: OrderedDict[int, int] = OrderedDict()
         self._thread = ChecksumThread()
         self._checks: list[Callable[[], None]] = []
-        self.bytes_read = 0
 
     def __enter__(self) -> Reader:
         return self
@@ -325,7 +319,6 @@ class Reader:
                 f"{path} is truncated: {len(data)} bytes at {offset}, of {entry.name!r}, were "
                 f"wanted, and there are {read}"
             )
-        self.bytes_read += read
         if not self._verify:
             return
         told = chunk.checksums[8 * block :]

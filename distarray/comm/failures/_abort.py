@@ -205,7 +205,8 @@ def abort(code: int) -> None:
     place = own_place()
     if place is not None and not _is_spawned():
         _present(place).let_flush(range(place.size), _SECONDS_TO_FLUSH)
-    _flush_and_wait()
+    _flush(_SECONDS_TO_READ)
+    time.sleep(_SECONDS_TO_FORWARD)
     if started_mpi() is None and not _is_starting:
         # The others may be starting MPI, and wait there for this rank: it joins, to end them.
         # If they do not come, the alarm ends this one.
@@ -378,12 +379,6 @@ def _buffer_stderr() -> Iterator[None]:
     finally:
         text, sys.stderr = sys.stderr.getvalue(), stream
         stream.write(text)
-
-
-def _flush_and_wait() -> None:
-    """Wait until the launcher has what this rank wrote."""
-    _flush(_SECONDS_TO_READ)
-    time.sleep(_SECONDS_TO_FORWARD)
 
 
 def _flush(seconds: float = _SECONDS_TO_FLUSH / 2) -> None:

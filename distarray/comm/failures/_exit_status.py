@@ -18,19 +18,14 @@ from distarray.comm._agreement import line_of
 
 def watch_exit_status() -> CalledExit | UnwoundExit:
     """Return what will know the status, once the program has ended its last frame."""
-    outermost = _outermost_frame()
+    outermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    while outermost is not None and outermost.f_back is not None:
+        outermost = outermost.f_back
     if sys.version_info >= (3, 12) and outermost is not None:
         for tool in (4, 3):  # those that debuggers, coverage and profilers leave free
             if sys.monitoring.get_tool(tool) is None:
                 return UnwoundExit(outermost.f_code, tool)
     return CalledExit(outermost)
-
-
-def _outermost_frame() -> FrameType | None:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
 
 
 class UnwoundExit:

@@ -119,7 +119,8 @@ class Group:
     ``ranks`` are numbers in the base communicator, ``world_ranks`` the same in the MPI world, and
     ``rank`` this process's position among them. Once ``connect`` was called, ``channel`` is the
     shared memory with those on this node, and ``ranks_per_node`` how many consecutive ones share a
-    node; both are None where there is nothing to tell.
+    node; both are None where there is nothing to tell. ``background`` is the duplicate for work in
+    the background, once there has been such.
     """
 
     finds_gone = False
@@ -140,8 +141,10 @@ class Group:
         self._place = ""
         self._calls = 1  # that made the communicator
         self._exported: MPI.Intracomm | None = None
+        self.sends_envelopes = len(ranks) <= MOST_RANKS
+        """Whether tokens travel in envelopes, and not by a reduction of their own."""
         self._envelopes: Envelopes | None = None
-        self._background: Group | None = None
+        self.background: Group | None = None
         if len(ranks) > 1:
             forget_in_child(self)
 
@@ -184,11 +187,6 @@ class Group:
     def _meeting(self) -> Meeting | None:
         """Return the one that this rank has joined last."""
         return Meeting(self._place, self._calls, self.world_ranks) if self._place else None
-
-    @property
-    def sends_envelopes(self) -> bool:
-        """Whether tokens travel in envelopes, and not by a reduction of their own."""
-        return len(self.ranks) <= MOST_RANKS
 
     @property
     def envelopes(self) -> Envelopes:
@@ -269,17 +267,6 @@ class Group:
         copy._set_comm(*self.base.create(self.ranks, _COPY))
         return copy
 
-    @property
-    def has_background(self) -> bool:
-        """Whether ``background`` has been called."""
-        return self._background is not None
-
-    def background(self) -> Group:
-        """Return the duplicate for work in the background; the first use is collective."""
-        if self._background is None:
-            self._background = self.duplicate()
-        return self._background
-
     def connect(self) -> Channel | None:
         """Return the channel through shared memory; the first use is collective."""
         if not self._connected:
@@ -334,15 +321,15 @@ class Group:
 
     def free(self) -> None:
         """Free the communicators; collective."""
-        if self._background is not None:
-            self._background.free()
+        if self.background is not None:
+            self.background.free()
         if self._envelopes is not None:
             self._envelopes.free()
             self._envelopes = None
         for comm in (self._own, self._exported):
             if comm is not None:
                 comm.Free()
-        self._own = self._exported = self._background = None
+        self._own = self._exported = self.background = None
         self.channel, self._connected = None, len(self.ranks) == 1
 
 

@@ -468,10 +468,12 @@ class MPICommunicator(Communicator):
 
     def background(self) -> MPICommunicator:
         """Return the duplicate that work in the background uses; the first call is collective."""
-        if not self._group.has_background:
+        group = self._group
+        if group.background is None:
             # What makes it has no way to find out that another rank does something else.
             self.agree(_token("background"), "the first work in the background")
-        return MPICommunicator(self._group.background(), self.name)
+            group.background = group.duplicate()
+        return MPICommunicator(group.background, self.name)
 
     @property
     def mpi(self) -> MPI.Intracomm:

@@ -112,7 +112,7 @@ class Arena:
         physical = os.sysconf("SC_PHYS_PAGES") * _PAGE
         self.identity = int.from_bytes(os.urandom(7), "little")
         self.file = os.memfd_create("distarray", os.MFD_CLOEXEC)
-        self.map = _map_file(self.file, _power_of_two(4 * physical))
+        self.map = _map_file(self.file, 1 << (4 * physical - 1).bit_length())
         self.capacity = len(self.map.bytes)
         self.address = self.map.address
         self.returned: deque[tuple[int, int, int]] = deque()
@@ -303,10 +303,6 @@ def _map_file(file: int, capacity: int) -> Mapping:
                 raise
             # A quarter, so that the limit leaves room for everything else.
             capacity //= 4
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 @lru_cache(maxsize=256)  # a tenth of the time of a lease; any number of this size does
