@@ -9,6 +9,7 @@ them on GPUs; the latter `device_messages` moves.
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -405,9 +406,10 @@ class Communicator(ABC):
         if self.size == 1:
             return [obj]
         started = perf_counter()
-        objects, nbytes = self._all_gather_object(obj)
-        self.record("all_gather_object", nbytes, started)
-        return objects
+        mine = pickle.dumps(obj)
+        everyone = self._all_gather_bytes(mine)
+        self.record("all_gather_object", sum(map(len, everyone)) - len(mine), started)
+        return [pickle.loads(item) for item in everyone]
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
         """Return the root's object on every rank, pickled on the way; for small ones."""
@@ -415,9 +417,15 @@ class Communicator(ABC):
         if self.size == 1:
             return obj
         started = perf_counter()
-        result, nbytes = self._broadcast_object(obj, root)
-        self.record("broadcast_object", nbytes, started)
-        return result
+        is_root = self.rank == root
+        data = np.frombuffer(pickle.dumps(obj) if is_root else b"", np.uint8)
+        length = np.array([data.size], np.int64)
+        self._broadcast(length, root)
+        if not is_root:
+            data = np.empty(int(length[0]), np.uint8)
+        self._broadcast(data, root)
+        self.record("broadcast_object", 0 if is_root else data.nbytes, started)
+        return obj if is_root else pickle.loads(data.tobytes())
 
     # --- shared memory ---------------------------------------------------------------------------
 
@@ -513,13 +521,18 @@ class Communicator(ABC):
 
     # --- other communicators ---------------------------------------------------------------------
 
-    @abstractmethod
     def subgroup(self, ranks: Sequence[int], name: str | None = None) -> Communicator | None:
         """Return the communicator of some of ``self.ranks``; None where this is none of them.
 
         Collective over these ranks alone. Calls with the same ranks return communicators that share
         one transport. ``name`` is what ``CommLog`` calls it; by default this one's name.
         """
+        wanted = tuple(ranks)
+        if not set(wanted) <= set(self.ranks):
+            raise ArgumentError(f"ranks {wanted} are not all among {self.ranks}")
+        if self.ranks[self.rank] not in wanted:
+            return None
+        return self._subgroup(wanted, name or self.name)
 
     @abstractmethod
     def duplicate(self) -> Communicator:
@@ -623,10 +636,10 @@ class Communicator(ABC):
     def _recv(self, array: np.ndarray, source: int, tag: int, blocking: bool) -> Request: ...
 
     @abstractmethod
-    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]: ...
+    def _all_gather_bytes(self, mine: bytes) -> list[bytes]: ...
 
     @abstractmethod
-    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]: ...
+    def _subgroup(self, ranks: tuple[int, ...], name: str) -> Communicator: ...
 
 
 def _copy(send: Buffer, recv: Buffer) -> None:

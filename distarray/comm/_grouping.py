@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -129,11 +129,9 @@ def group_rows(owner: np.ndarray, size: int) -> Parcels:
         order[...] = np.argsort(narrow, kind="stable")
 
     usual = owner.dtype.kind in "iu" and owner.dtype.isnative
-    if not usual or owner.nbytes * 8 < _KERNEL_BYTES:
-        by_numpy()
-    else:
-        by = _kernel("group", owner.itemsize)
-        run_faster(f"group {owner.itemsize}", order.nbytes, by, by_kernel, by_numpy, _COST)
+    is_long = usual and owner.nbytes * 8 >= _KERNEL_BYTES
+    which = "group", owner.itemsize
+    _run(is_long, f"group {owner.itemsize}", order.nbytes, which, by_kernel, by_numpy)
     return Parcels(offsets, order)
 
 
@@ -156,11 +154,9 @@ def count_numbers(block: np.ndarray, length: int) -> np.ndarray:
         found = np.bincount(block.reshape(-1), minlength=length)
 
     usual = block.flags.c_contiguous and block.dtype.isnative and block.dtype.kind in "iu"
-    if not usual or min(block.nbytes, 8 * length) < _KERNEL_BYTES:
-        by_numpy()
-    else:
-        job = f"count {kind} {length.bit_length()}"
-        run_faster(job, block.nbytes, _kernel("count", kind), by_kernel, by_numpy, _COST)
+    is_long = usual and min(block.nbytes, 8 * length) >= _KERNEL_BYTES
+    job = f"count {kind} {length.bit_length()}"
+    _run(is_long, job, block.nbytes, ("count", kind), by_kernel, by_numpy)
     return found
 
 
@@ -181,11 +177,9 @@ def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
         take_rows(block, np.flatnonzero(mask), out)
 
     usual = block.flags.c_contiguous and mask.flags.c_contiguous and mask.dtype == bool
-    if not usual or nbytes not in _COMPRESSED or not out.size or block.nbytes < _KERNEL_BYTES:
-        by_numpy()
-    else:
-        by = _kernel("compress", nbytes)
-        run_faster(f"compress {nbytes}", block.nbytes, by, by_kernel, by_numpy, _COST)
+    fits = nbytes in _COMPRESSED and out.size and block.nbytes >= _KERNEL_BYTES
+    which = "compress", nbytes
+    _run(usual and fits, f"compress {nbytes}", block.nbytes, which, by_kernel, by_numpy)
     return out
 
 
@@ -210,12 +204,9 @@ def expand(block: Buffer, mask: Buffer, out: Buffer) -> None:
     arrays = (out, mask) if single else (out, mask, block)
     usual = all(one.flags.c_contiguous for one in arrays) and mask.dtype == bool
     fits = nbytes in _COMPRESSED and (not single or nbytes == out.itemsize)
-    if not usual or not fits or out.nbytes < _KERNEL_BYTES:
-        by_numpy()
-    else:
-        by = _kernel("expand_one" if single else "expand", nbytes)
-        job = f"expand {nbytes}{' one' * single}"
-        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _COST)
+    is_long = usual and fits and out.nbytes >= _KERNEL_BYTES
+    which = "expand_one" if single else "expand", nbytes
+    _run(is_long, f"expand {nbytes}{' one' * single}", out.nbytes, which, by_kernel, by_numpy)
 
 
 def merge_runs(
@@ -249,12 +240,9 @@ def merge_runs(
 
     arrays = (a, b, out, *all_words)
     usual = dtype.isnative and all(one.flags.c_contiguous for one in arrays)
-    if not usual or kind not in _MERGED or out.nbytes < _KERNEL_BYTES:
-        by_numpy()
-    else:
-        by = _kernel("merge", kind, bool(all_words))
-        job = f"merge {kind}{' with words' if all_words else ''}"
-        run_faster(job, out.nbytes, by, by_kernel, by_numpy, _COST)
+    is_long = usual and kind in _MERGED and out.nbytes >= _KERNEL_BYTES
+    job = f"merge {kind}{' with words' if all_words else ''}"
+    _run(is_long, job, out.nbytes, ("merge", kind, bool(all_words)), by_kernel, by_numpy)
     return out
 
 
@@ -414,3 +402,18 @@ def _indexable(block: Buffer) -> Buffer:
 
 
 _kernel = partial(kernel, "distarray.comm.kernels._rows")
+
+
+def _run(
+    serves: Any,
+    job: str,
+    nbytes: int,
+    which: tuple[Any, ...],
+    by_kernel: Callable[[Any], None],
+    by_numpy: Callable[[], None],
+) -> None:
+    """Do some work by NumPy, or where a kernel ``serves`` by the faster of the two."""
+    if serves:
+        run_faster(job, nbytes, _kernel(*which), by_kernel, by_numpy, _COST)
+    else:
+        by_numpy()

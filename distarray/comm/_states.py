@@ -42,20 +42,11 @@ def join_states(comm: Communicator, mine: bytes, token: int, what: object = "") 
         return bytearray(mine)
     started = perf_counter()
     small = comm.exchange_small(mine, token, what)
-    if small is not None:
-        everyone: Any = bytearray().join(small)
-    else:
-        own = np.frombuffer(mine, np.uint8)
-        everyone = _memory.empty((comm.size * own.size,), np.uint8)
-        with _log.pause_logs():
-            if comm.reaches_all():
-                with comm.views(own, token, what) as views:
-                    for row, view in zip(everyone.reshape(comm.size, -1), views, strict=True):
-                        row[...] = view
-            else:
-                comm.all_gather(own, everyone, token=token, what=what)
+    if small is None:
+        counts = [len(mine)] * comm.size
+        return gather_parts(comm, np.frombuffer(mine, np.uint8), counts, token, what)
     comm.record("all_gather", (comm.size - 1) * len(mine), started)
-    return everyone
+    return bytearray().join(small)
 
 
 def gather_lengths(comm: Communicator, length: int, token: int, what: object = "") -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 from distarray.comm import Communicator, Purpose, _backend, background_work, copy_log_context, world
 from distarray.comm.cuda import fork_stream
 from distarray.layout import Layout
-from distarray.redistribute._execute import BoundStep, bound_steps, redistribute_local, refuse
+from distarray.redistribute._execute import bound_steps, redistribute_local, refuse
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:
@@ -107,20 +107,23 @@ def redistribute_async(
     was started without ``MPI_THREAD_MULTIPLE`` nothing may run in the background: the
     redistribution is complete on return.
     """
+
+    def work(background: bool) -> Buffer:
+        if prepare is not None:
+            prepare()
+        return redistribute_local(
+            local, src, dst, max_bytes=max_bytes, purpose=purpose, background=background
+        )
+
     if src is dst or not world().concurrent:
-
-        def now(_: bool) -> Buffer:
-            if prepare is not None:
-                prepare()
-            return redistribute_local(local, src, dst, max_bytes=max_bytes, purpose=purpose)
-
-        return run_now(now)
-    steps = bound_steps(src, dst, local.dtype, max_bytes, background=True)
+        return run_now(work)
+    # What makes communicators is called in one order with all else of the program.
+    bound_steps(src, dst, local.dtype, max_bytes, background=True)
     _backend.use(local)
     if prepare is not None and not _backend.is_numpy(local):
         prepare()  # on the stream of the program, which does not wait for it
         prepare = None
-    return run_in_background(lambda _: _run(steps, local, purpose, prepare))
+    return run_in_background(work)
 
 
 def run_in_background(work: Callable[[bool], Buffer], *, alone: bool = False) -> Handle:
@@ -157,19 +160,6 @@ def refuse_async(src: Layout, dst: Layout, dtype: np.dtype[Any], reason: str) ->
         _worker(rank).submit(partial(refuse, src, dst, dtype, reason, background=True)).wait()
     else:
         refuse(src, dst, dtype, reason)
-
-
-def _run(
-    steps: tuple[BoundStep, ...],
-    local: Buffer,
-    purpose: Purpose | None,
-    prepare: Callable[[], None] | None,
-) -> Buffer:
-    if prepare is not None:
-        prepare()
-    for step in steps:
-        local = step(local, purpose)
-    return local
 
 
 def _worker(rank: Communicator) -> _Worker:

@@ -109,13 +109,18 @@ class ReplicaChoice(ABC):
         shape = self.src.mesh.shape
         return product(*(range(shape[i]) for i in self.reduced))
 
-    def _overlap(self, coordinate: Coordinate, box: Box) -> Consumer | None:
-        """Return what the block at a destination coordinate shares with a box, if anything."""
-        block = block_at(self.dst, coordinate)
-        shared = boxes.intersect(block, box)
-        if shared is None:
-            return None
-        return coordinate, shared, tuple([start for start, _ in block])
+    def _holders(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
+        """Yield the ranks that hold this copy or another contribution to it, and need it."""
+        found = list(coordinate)
+        for digits in self._reduced_digits():
+            for i, digit in zip(self.reduced, digits, strict=True):
+                found[i] = digit
+            there = self.dst.mesh.coordinate_of(self.sender(found))
+            if there is not None:
+                block = block_at(self.dst, there)
+                shared = boxes.intersect(block, box)
+                if shared is not None:
+                    yield there, shared, tuple([start for start, _ in block])
 
 
 def _rank_at(mesh: Mesh) -> Callable[[Sequence[int]], int]:
@@ -238,16 +243,6 @@ class RowChoice(ReplicaChoice):
             for i, digit in zip(self.dst.sharding_axes(axis), piece[0], strict=True):
                 coordinate[i] = digit
 
-    def _holders(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
-        """Yield the ranks that hold this copy or another contribution to it, and need it."""
-        found = list(coordinate)
-        for digits in self._reduced_digits():
-            for i, digit in zip(self.reduced, digits, strict=True):
-                found[i] = digit
-            consumer = self._overlap(tuple(found), box)
-            if consumer is not None:
-                yield consumer
-
 
 class RoundRobinChoice(ReplicaChoice):
     """Copies between meshes: receivers of one block take consecutive copies in turn."""
@@ -314,16 +309,6 @@ class RoundRobinChoice(ReplicaChoice):
             tuple([(piece[1], piece[2]) for piece in chosen]),
             tuple([piece[3] for piece in chosen]),
         )
-
-    def _holders(self, coordinate: Coordinate, box: Box) -> Iterator[Consumer]:
-        found = list(coordinate)
-        for digits in self._reduced_digits():
-            for i, digit in zip(self.reduced, digits, strict=True):
-                found[i] = digit
-            there = self.dst.mesh.coordinate_of(self.sender(found))
-            consumer = None if there is None else self._overlap(there, box)
-            if consumer is not None:
-                yield consumer
 
 
 def _ravel(coordinate: Sequence[int], axes: tuple[int, ...], shape: tuple[int, ...]) -> int:

@@ -26,6 +26,7 @@ from distarray.comm import _backend, _settings
 from distarray.comm._agreement import Failure, attempt, by_answer, raise_alike
 from distarray.comm._collectives import OWN_TAG
 from distarray.comm._launcher import node_name
+from distarray.comm._log import pause_logs
 from distarray.errors import ArgumentError, MismatchError
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def _compare_settings(communicator: Communicator) -> list[_Settings]:
 
 def _gather(communicator: Communicator, mine: Any) -> list[Any]:
     """Return what all ranks say; not recorded, because no program asked for it."""
-    return [mine] if communicator.size == 1 else communicator._all_gather_object(mine)[0]
+    with pause_logs():
+        return communicator.all_gather_object(mine)
 
 
 def _node(communicator: Communicator) -> str:

@@ -8,7 +8,6 @@ not take part, and made when it is first used.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import threading
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -36,7 +35,7 @@ from distarray.comm.mpi._datatypes import carrier, moving_type, reducing_type
 from distarray.comm.mpi._groups import Base, Group, all_gather_bytes
 from distarray.comm.mpi._start import import_mpi
 from distarray.comm.shared_memory._slots import INLINE_BYTES
-from distarray.errors import ArgumentError, ArgumentTypeError, MeshError
+from distarray.errors import ArgumentTypeError, MeshError
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:
@@ -339,11 +338,6 @@ class MPICommunicator(Communicator):
 
     # --- objects ---------------------------------------------------------------------------------
 
-    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]:
-        mine = pickle.dumps(obj)
-        everyone = self._all_gather_bytes(mine)
-        return [pickle.loads(item) for item in everyone], sum(map(len, everyone)) - len(mine)
-
     def _all_gather_bytes(self, mine: bytes) -> list[bytes]:
         token, what = _token("all_gather_object"), "all_gather_object"
         exchange = self._exchange or self._find_exchange()
@@ -355,17 +349,6 @@ class MPICommunicator(Communicator):
         else:
             self._compare(token, what)
         return all_gather_bytes(self._group.mpi, mine)
-
-    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
-        data = np.frombuffer(pickle.dumps(obj) if self.rank == root else b"", np.uint8)
-        length = np.array([data.size], np.int64)
-        self._broadcast(length, root)
-        if self.rank == root:
-            self._broadcast(data, root)
-            return obj, 0
-        data = np.empty(int(length[0]), np.uint8)
-        self._broadcast(data, root)
-        return pickle.loads(data.tobytes()), data.nbytes
 
     # --- shared memory ---------------------------------------------------------------------------
 
@@ -453,14 +436,8 @@ class MPICommunicator(Communicator):
 
     # --- other communicators ---------------------------------------------------------------------
 
-    def subgroup(self, ranks: Sequence[int], name: str | None = None) -> MPICommunicator | None:
-        """Return the communicator of some ranks; None where this is not one of them."""
-        wanted = tuple(ranks)
-        if not set(wanted) <= set(self.ranks):
-            raise ArgumentError(f"ranks {wanted} are not all among {self.ranks}")
-        if self.ranks[self.rank] not in wanted:
-            return None
-        return MPICommunicator(self._group.base.group(wanted), name or self.name)
+    def _subgroup(self, ranks: tuple[int, ...], name: str) -> MPICommunicator:
+        return MPICommunicator(self._group.base.group(ranks), name)
 
     def duplicate(self) -> MPICommunicator:
         """Return a communicator of the same ranks whose messages never meet this one's."""

@@ -9,9 +9,8 @@ is ended with a report of who waits where.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
@@ -56,8 +55,7 @@ class SimulatedCommunicator(Communicator):
     def _enter(
         self, doing: str, bringing: Any, take: Callable[[list[Any]], None], agree: object = None
     ) -> RoundHandle:
-        agree = doing if agree is None else agree
-        entered = self._group.join(self.rank, doing, bringing, agree)
+        entered = self._group.join(self.rank, doing, bringing, agree or doing)
         return RoundHandle(self._group, self.rank, entered, take)
 
     def _barrier(self) -> None:
@@ -138,18 +136,10 @@ class SimulatedCommunicator(Communicator):
         handle.wait()
         return DONE
 
-    def _all_gather_object(self, obj: Any) -> tuple[list[Any], int]:
+    def _all_gather_bytes(self, mine: bytes) -> list[bytes]:
         brought: list[bytes] = []
-        mine = pickle.dumps(obj)
         self._round("all_gather_object", mine, brought.extend)
-        return [pickle.loads(item) for item in brought], sum(map(len, brought)) - len(mine)
-
-    def _broadcast_object(self, obj: Any, root: int) -> tuple[Any, int]:
-        brought: list[bytes] = []
-        mine = pickle.dumps(obj) if self.rank == root else b""
-        self._round(f"broadcast_object from rank {root}", mine, brought.extend)
-        item = brought[root]
-        return pickle.loads(item), 0 if self.rank == root else len(item)
+        return brought
 
     # --- shared memory ---------------------------------------------------------------------------
 
@@ -228,17 +218,8 @@ class SimulatedCommunicator(Communicator):
 
     # --- other communicators ---------------------------------------------------------------------
 
-    def subgroup(
-        self, ranks: Sequence[int], name: str | None = None
-    ) -> SimulatedCommunicator | None:
-        """Return the communicator of some ranks; None where this is not one of them."""
-        wanted = tuple(ranks)
-        if not set(wanted) <= set(self.ranks):
-            raise ArgumentError(f"ranks {wanted} are not all among {self.ranks}")
-        mine = self.ranks[self.rank]
-        if mine not in wanted:
-            return None
-        return self._derive((*self._key, "of", wanted), wanted, name or self.name)
+    def _subgroup(self, ranks: tuple[int, ...], name: str) -> SimulatedCommunicator:
+        return self._derive((*self._key, "of", ranks), ranks, name)
 
     def _derive(
         self, key: tuple[Any, ...], ranks: tuple[int, ...], name: str
