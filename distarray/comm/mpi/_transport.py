@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -39,7 +39,25 @@ from distarray.errors import ArgumentTypeError, MeshError
 from distarray.typing import Buffer
 
 if TYPE_CHECKING:
+    from functools import cached_property
+
     from mpi4py import MPI
+else:
+
+    class cached_property:  # noqa: N801 - the name that it stands for
+        """That of `functools`, without its lock, which all objects of a class share in Python 3.11.
+
+        What a communicator finds out takes all of its ranks, and threads with one each may come to
+        that in any order.
+        """
+
+        def __init__(self, find: Any) -> None:
+            self._find = find
+
+        def __get__(self, owner: Any, _: Any = None) -> Any:
+            found = owner.__dict__[self._find.__name__] = self._find(owner)
+            return found
+
 
 _REDUCED_BYTES: Final = 4 << 20
 """MPI's all-reduces are given so many bytes at a time.
@@ -112,8 +130,6 @@ class MPICommunicator(Communicator):
         super().__init__(group.rank, group.ranks, name)
         self._group = group
         self.verdicts = group.verdicts
-        self._exchange: _Exchange | None = None  # of short payloads, once it is known
-        self._inline = 0  # bytes that it takes
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
@@ -189,7 +205,7 @@ class MPICommunicator(Communicator):
         self, send: np.ndarray, recv: np.ndarray, counts: Counts, token: int, what: object
     ) -> bool:
         """Gather short blocks by one exchange; False where that is not the way."""
-        exchange = self._exchange or self._find_exchange()
+        exchange = self._exchange
         if exchange is None or max(counts) * recv.itemsize > self._inline:
             return False
         target, at = memoryview(recv.view(np.uint8)), 0  # type: ignore[arg-type]
@@ -247,7 +263,7 @@ class MPICommunicator(Communicator):
     ) -> np.ndarray | None:
         if not isinstance(array, np.ndarray):
             return None
-        exchange = self._exchange or self._find_exchange()
+        exchange = self._exchange
         if exchange is None:
             return None
         dtype = array.dtype
@@ -271,14 +287,18 @@ class MPICommunicator(Communicator):
         reduced = np.asarray(value)
         return divide(reduced, self.size) if op == "avg" else reduced
 
-    def _find_exchange(self) -> _Exchange | None:
+    @cached_property
+    def _exchange(self) -> _Exchange | None:
         """Return what exchanges short payloads: slots, or envelopes among few ranks."""
         channel = self._group.connect()
         if channel is not None and channel.is_complete:
-            self._exchange, self._inline = channel.exchange, INLINE_BYTES
-        elif self._group.sends_envelopes:
-            self._exchange, self._inline = self._group.exchange, self.short_bytes
-        return self._exchange
+            return channel.exchange
+        return self._group.exchange if self._group.sends_envelopes else None
+
+    @cached_property
+    def _inline(self) -> int:
+        """Return how many bytes it takes."""
+        return INLINE_BYTES if self.reaches_all() else self.short_bytes
 
     def _all_reduce(self, send: np.ndarray, recv: np.ndarray, op: str) -> None:
         from mpi4py import MPI
@@ -340,7 +360,7 @@ class MPICommunicator(Communicator):
 
     def _all_gather_bytes(self, mine: bytes) -> list[bytes]:
         token, what = _token("all_gather_object"), "all_gather_object"
-        exchange = self._exchange or self._find_exchange()
+        exchange = self._exchange
         if exchange is not None:
             fits = len(mine) < SMALL_BYTES
             told = exchange(_FITS + mine if fits else _TOO_LARGE, token, what)
@@ -378,7 +398,7 @@ class MPICommunicator(Communicator):
         self, payload: bytes | memoryview, token: int, what: object = "", most: int | None = None
     ) -> list[memoryview] | None:
         """Return every rank's bytes, where they fit into slots or envelopes."""
-        exchange = self._exchange or self._find_exchange()
+        exchange = self._exchange
         if exchange is None or (len(payload) if most is None else most) > self._inline:
             return None
         return exchange(payload, token, what)

@@ -95,14 +95,16 @@ def test_mesh_over_a_communicator_of_the_user_outlives_it(mpi):
     assert init_device_mesh((1,), comm=mpi.COMM_WORLD) is init_device_mesh((1,))
 
 
-def test_threads_with_a_communicator_each_make_first_calls_in_any_order(mpi):
+@pytest.mark.parametrize("call", ["all_gather_object", "all_reduce"])
+def test_threads_with_a_communicator_each_make_first_calls_in_any_order(mpi, call):
     c = world()
     copies = [mpi.COMM_WORLD.Dup() for _ in range(2)]
     meshes = [init_device_mesh((c.size,), comm=copy) for copy in copies]
     seen = {}
 
     def meet(i):
-        seen[i] = meshes[i].communicator().all_gather_object(i)
+        mine = i if call == "all_gather_object" else np.array([i])
+        seen[i] = getattr(meshes[i].communicator(), call)(mine)
 
     threads = [threading.Thread(target=meet, args=(i,)) for i in range(2)]
     for thread in threads if c.rank % 2 else reversed(threads):
@@ -110,7 +112,8 @@ def test_threads_with_a_communicator_each_make_first_calls_in_any_order(mpi):
         time.sleep(0.2)
     for thread in threads:
         thread.join()
-    assert seen == {i: [i] * c.size for i in range(2)}
+    for i in range(2):
+        assert seen[i] == ([i] * c.size if call == "all_gather_object" else i * c.size)
     for copy in copies:
         copy.Free()
 
