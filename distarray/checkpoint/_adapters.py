@@ -67,23 +67,17 @@ def adapter_of(value: Any) -> Adapter | None:
     for kind, adapter in _by_type:
         if isinstance(value, kind):
             return adapter
-    if has_state(value):
-        return _by_state
-    return None
+    has_state = (
+        not isinstance(value, (type, Mapping))
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
+    return _by_state if has_state else None
 
 
 def maker_of(kind: Any, otherwise: str) -> Maker:
     """Return what makes arrays of a kind."""
     return _makers.get(kind) or _makers[otherwise]
-
-
-def has_state(value: Any) -> bool:
-    """Tell whether an object is saved by its ``state_dict()``."""
-    return (
-        not isinstance(value, (type, Mapping))
-        and callable(getattr(value, "state_dict", None))
-        and callable(getattr(value, "load_state_dict", None))
-    )
 
 
 class StateAdapter(Adapter):

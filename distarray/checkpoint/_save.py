@@ -192,7 +192,7 @@ class PreparedSave(NamedTuple):
         told = {**header(id, len(tables)), "files": files, "arrays": arrays, "tree": self.tree}
         path = os.path.join(made, MANIFEST)
         with _files.new_file(path) as file:
-            _files.write(file, compose_manifest(told), path)
+            _files.write_at(file, compose_manifest(told), 0, path)
         self.place.publish(made)
 
 

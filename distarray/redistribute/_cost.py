@@ -13,7 +13,7 @@ from math import ceil, log2, prod
 from operator import itemgetter
 from typing import NamedTuple
 
-from distarray.layout import AbstractMesh, Layout
+from distarray.layout import AbstractMesh
 from distarray.layout import box as boxes
 from distarray.redistribute import _schedule
 from distarray.redistribute._blocks import block_at, same_mesh
@@ -296,7 +296,8 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
     size = boxes.volume(block_at(step.dst, coordinate))
     if isinstance(step, LocalStep):
         fills = step.kind == "fill"
-        kept = min(size, _size_at(step.src, step.dst.mesh.rank_at(coordinate)))
+        own = step.src.mesh.coordinate_of(step.dst.mesh.rank_at(coordinate))
+        kept = min(size, boxes.volume(block_at(step.src, own or (0,) * step.src.mesh.ndim)))
         around = "fill" if kept < size else "keep"
         return Traffic(
             copied=kept if fills else size,
@@ -360,12 +361,6 @@ def _traffic(step: Step, coordinate: Coordinate, model: CostModel) -> Traffic:
         group=prod(mesh.shape[i] for i in step.mesh_axes) if is_same else senders + 1,
         kind=kind,
     )
-
-
-def _size_at(layout: Layout, rank: int) -> int:
-    """Return the size of a rank's block; outside the mesh, of the first one's."""
-    coordinate = layout.mesh.coordinate_of(rank)
-    return boxes.volume(block_at(layout, coordinate or (0,) * layout.mesh.ndim))
 
 
 def _run(step: Step) -> float:

@@ -482,7 +482,12 @@ class _Exchange(_Collective):
         ]
         self._kept = self._find_kept(rank)
         """Which of the takes is that of the whole own block; None where it is not taken whole."""
-        self._whole = isinstance(step, DirectAllReduceStep) and self._takes_whole(rank)
+        self._whole = (
+            isinstance(step, DirectAllReduceStep)
+            and communicator is not None
+            and self._takes_all(rank)
+            and len(self.takes[0][0]) == communicator.size
+        )
         """Whether every rank takes all of all blocks."""
         self._messages: dict[str, Messages] = {}
         self._small: SmallBlocks | None = None
@@ -511,10 +516,6 @@ class _Exchange(_Collective):
             if transfer.peers == (rank,) and transfer.size == held:
                 return i
         return None
-
-    def _takes_whole(self, rank: int) -> bool:
-        size = 0 if self.communicator is None else self.communicator.size
-        return size > 1 and self._takes_all(rank) and len(self.takes[0][0]) == size
 
     def _takes_all(self, rank: int) -> bool:
         """Tell whether all of the new block comes of the same ranks, two at least."""
@@ -549,8 +550,9 @@ class _Exchange(_Collective):
             return out
         number, what = _describe_call(self.token, self, purpose, device)
         if device == "cpu" and not self._looked:
-            self._small, self._looked = self._find_small(communicator), True
-            if self._small is not None:
+            self._looked = True
+            if self._step.rounds == 1 and are_small([self.source], communicator):
+                self._small = SmallBlocks([self.source], communicator, [self.peers])
                 return self._run(local, purpose, is_free)
         out = _memory.empty(self._shape, self._dtype, device, renews=False)
         kind = _backend.kind_of(device)
@@ -596,11 +598,6 @@ class _Exchange(_Collective):
         (layout, _), rank = self.source, self.communicator.ranks[peer]
         whole = layout.local_shape(layout.mesh.coordinate_of(rank))
         return not others and source == target == region(tuple((0, n) for n in whole))
-
-    def _find_small(self, communicator: Communicator) -> SmallBlocks | None:
-        if self._step.rounds > 1 or not are_small([self.source], communicator):
-            return None
-        return SmallBlocks([self.source], communicator, [self.peers])
 
     @property
     def gives(self) -> list[tuple[int, tuple[slice, ...]]]:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def explain(plan: Plan, rank: int | None = None) -> str:
     """Return a plan as text; see `Plan.explain`."""
     if rank is None:
-        rank = max(_typical(plan), key=plan.bytes_received)
+        mesh = plan.dst.mesh
+        middle = mesh.rank_at(tuple([n // 2 for n in mesh.shape]))
+        rank = max((mesh.flat_ranks[0], middle), key=plan.bytes_received)
     lines = [f"from  {plan.src}", f"to    {plan.dst}", f"of    {plan.dtype}"]
     if not plan.steps:
         return "\n".join([*lines, "", "nothing to do: the layouts are the same"])
@@ -38,12 +40,6 @@ def explain(plan: Plan, rank: int | None = None) -> str:
         columns = ("not taken", "time", "received", "sent", "why")
         lines += ["", table(columns, others)]
     return "\n".join(lines)
-
-
-def _typical(plan: Plan) -> tuple[int, int]:
-    """Return the first and the middle rank of the destination mesh."""
-    mesh = plan.dst.mesh
-    return mesh.flat_ranks[0], mesh.rank_at(tuple([n // 2 for n in mesh.shape]))
 
 
 def _summary(plan: Plan, rank: int) -> tuple[str, str, str]:

@@ -90,22 +90,16 @@ def choose_axis(layout: Layout, placements: Sequence[Placement], mesh_axis: int)
     One that it cuts evenly, and among these the longest in a block.
     """
     count = layout.mesh.shape[mesh_axis]
-    counts = cut_counts(layout, placements)
+    counts = [1] * layout.ndim  # of blocks along each array axis
+    for placement, size in zip(placements, layout.mesh.shape, strict=True):
+        if type(placement) is Shard:
+            counts[placement.axis] *= size
     lengths = [-(-size // n) for size, n in zip(layout.shape, counts, strict=True)]
     return max(
         range(layout.ndim),
         key=lambda axis: (lengths[axis] % count == 0, lengths[axis], -axis),
         default=None,
     )
-
-
-def cut_counts(layout: Layout, placements: Sequence[Placement]) -> list[int]:
-    """Return into how many blocks placements cut each array axis."""
-    counts = [1] * layout.ndim
-    for placement, size in zip(placements, layout.mesh.shape, strict=True):
-        if type(placement) is Shard:
-            counts[placement.axis] *= size
-    return counts
 
 
 def intermediate_layout(src: Layout, goal: Layout, placements: Placements) -> Layout:

@@ -141,6 +141,8 @@ class RowChoice(ReplicaChoice):
     ----------
     fixed
         Mesh axes that do not shard and on which sender and receiver have one coordinate.
+    shifted
+        Mesh axes on which a receiver may take a copy outside its own mesh row.
     """
 
     def __init__(self, src: Layout, dst: Layout) -> None:
@@ -159,25 +161,20 @@ class RowChoice(ReplicaChoice):
         ]
         shifted = [i for i in moved if shifting and i > shifting[0]]
         self._shifting = tuple(shifting) if shifted else ()
-        self._shifted = tuple(shifted)
+        self.shifted = tuple(shifted)
         self._late = tuple(sorted({into[i] for i in shifted}))
         self.fixed = tuple(i for i in (*self.copied, *self.kept) if i not in shifted)
         self._free = tuple(i for i in range(src.mesh.ndim) if i not in into and i not in self.fixed)
         crossed = {*self.reduced, *shifted, *(i for i in self.sharded if i not in still)}
         self.mesh_axes = tuple(sorted(i for i in crossed if shape[i] > 1))
 
-    @property
-    def shifted(self) -> bool:
-        """Whether a receiver may take a copy outside its own mesh row."""
-        return bool(self._shifted)
-
     def peers(self, coordinate: Coordinate, block: list[int]) -> tuple[int, ...]:
         held = all(block[i] == coordinate[i] for i in self.sharded)
         for i in self.fixed:
             block[i] = coordinate[i]
-        if self._shifted:
-            shifts = (0,) * len(self._shifted) if held else self._shifts(coordinate)
-            for i, shift in zip(self._shifted, shifts, strict=True):
+        if self.shifted:
+            shifts = (0,) * len(self.shifted) if held else self._shifts(coordinate)
+            for i, shift in zip(self.shifted, shifts, strict=True):
                 block[i] = (coordinate[i] + shift) % self.src.mesh.shape[i]
         return self._contributors(block)
 
@@ -188,7 +185,7 @@ class RowChoice(ReplicaChoice):
         for i in self._shifting:
             index = index * shape[i] + coordinate[i]
         found = []
-        for i in reversed(self._shifted):
+        for i in reversed(self.shifted):
             found.append(index % shape[i])
             index //= shape[i]
         found.reverse()
@@ -211,15 +208,15 @@ class RowChoice(ReplicaChoice):
             for first in product(*early_pieces):
                 self._set(found, chosen, early, first)
                 wanted: tuple[int, ...] = ()
-                if self._shifted:
+                if self.shifted:
                     shifts = self._shifts(found)
                     wanted = tuple(
                         (coordinate[i] - shift) % shape[i]
-                        for i, shift in zip(self._shifted, shifts, strict=True)
+                        for i, shift in zip(self.shifted, shifts, strict=True)
                     )
                 rest = late_pieces.get(wanted)
                 if rest is None:
-                    fixed.update(zip(self._shifted, wanted, strict=True))
+                    fixed.update(zip(self.shifted, wanted, strict=True))
                     rest = [pieces(dst, axis, *box[axis], fixed) for axis in self._late]
                     late_pieces[wanted] = rest
                 for second in product(*rest):

@@ -137,7 +137,8 @@ class Search:
                 axis = wanted.axis if type(wanted) is Shard else choose_axis(layout, parts, i)
                 whole[i] = Replicate()
                 parts[i] = whole[i] if axis is None else Shard(axis)
-            kept = [i for i in chosen if self._stays_whole(i)]
+            goal = self._goal.placements if self._one_mesh else None
+            kept = [i for i in chosen if goal is None or type(goal[i]) is Replicate]
             if len(kept) == len(chosen):
                 reduced = layout.replace(placements=whole)
                 yield AllReduceStep(layout, reduced, op, tuple(chosen), dtype)
@@ -147,12 +148,6 @@ class Search:
             staged = not kept or not self._one_mesh or several_nodes
             if staged and all(type(parts[i]) is Shard for i in chosen):
                 yield self._step(layout, tuple(parts), dtype)
-
-    def _stays_whole(self, mesh_axis: int) -> bool:
-        """Tell whether a reduced mesh axis had best be replicated afterwards."""
-        if not self._one_mesh:
-            return True
-        return type(self._goal.placements[mesh_axis]) is Replicate
 
     def _moves(
         self, layout: Layout, dtype: np.dtype[Any], pending: list[tuple[int, str]]

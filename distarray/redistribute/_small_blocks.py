@@ -73,14 +73,7 @@ class SmallBlocks:
         told = self.send(payload, token, what)
         if told is None:
             return None
-        me = self._communicator.rank
-        found = []
-        for block, places in zip(blocks, self._places, strict=True):
-            views = {me: block}
-            for peer, dtype, start, shape in places:
-                views[peer] = np.ndarray(shape, dtype, told[peer], start)
-            found.append(views)
-        return found
+        return [self._views(i, block, told) for i, block in enumerate(blocks)]
 
     def send(self, payload: bytes, token: int, what: object) -> Sequence[Any] | None:
         """Return every rank's bytes, valid until the next round; None as in `exchange`."""
@@ -91,10 +84,12 @@ class SmallBlocks:
     ) -> dict[int, np.ndarray] | None:
         """Return the one item of what `exchange` returns of one block, in less time."""
         told = self.send(block.tobytes(), token, what)
-        if told is None:
-            return None
+        return None if told is None else self._views(0, block, told)
+
+    def _views(self, i: int, block: np.ndarray, told: Sequence[Any]) -> dict[int, np.ndarray]:
+        """Return the blocks of the i-th layout in what ranks have sent, and the own one."""
         views = {self._communicator.rank: block}
-        for peer, dtype, start, shape in self._places[0]:
+        for peer, dtype, start, shape in self._places[i]:
             views[peer] = np.ndarray(shape, dtype, told[peer], start)
         return views
 

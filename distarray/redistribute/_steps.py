@@ -173,7 +173,12 @@ class ExchangeStep(_Exchange):
         """Return the bytes of the packed messages of the largest round, sent and received."""
         if self.rounds == 1:
             return self.bytes_received(rank) + self.bytes_sent(rank)
-        return self._largest_round(rank, self.receives(rank) + self.sends(rank))
+        # Of each an equal part goes in a round.
+        values = sum(
+            -(-one.size // self.rounds) * (len(one.peers) - (rank in one.peers))
+            for one in self.receives(rank) + self.sends(rank)
+        )
+        return values * self.dtype.itemsize
 
     def in_rounds(self, max_bytes: int) -> ExchangeStep:
         """Return the step with the rounds that it needs to stay within a bound.
@@ -199,13 +204,6 @@ class ExchangeStep(_Exchange):
         peers = min(incoming, senders) + min(outgoing, receivers)
         rounds = -(-(incoming + outgoing) // max(values - peers, 1))
         return self._replace(rounds=max(min(rounds, dst.largest_block, src.largest_block), 1))
-
-    def _largest_round(self, rank: int, transfers: tuple[Transfer, ...]) -> int:
-        """Return a bound on the bytes of these transfers in one round: an equal part of each."""
-        values = sum(
-            [-(-t.size // self.rounds) * (len(t.peers) - (rank in t.peers)) for t in transfers]
-        )
-        return values * self.dtype.itemsize
 
 
 class AllGatherStep(ExchangeStep):
@@ -292,12 +290,14 @@ class AllReduceStep(_AllReduce):
         ``n``-th each, then gather.
         """
         size, mine, count = self._pieces(rank)
-        return (count - 1) * mine * self.dtype.itemsize + (size - mine) * self._reduced_itemsize
+        others = (count - 1) * mine * self.dtype.itemsize
+        return others + (size - mine) * self.result_dtype.itemsize
 
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes of the others' pieces, and of the own reduced one to each of them."""
         size, mine, count = self._pieces(rank)
-        return (size - mine) * self.dtype.itemsize + (count - 1) * mine * self._reduced_itemsize
+        others = (count - 1) * mine * self.result_dtype.itemsize
+        return (size - mine) * self.dtype.itemsize + others
 
     def messages(self, rank: int) -> int:
         """Return the number of blocks and reduced pieces received from other ranks."""
@@ -319,10 +319,6 @@ class AllReduceStep(_AllReduce):
         piece = -(-self.src.largest_block // group)
         values = max(max_bytes // max(self.dtype.itemsize, 1), 1)
         return self._replace(rounds=max(-(-piece // values), 1))
-
-    @property
-    def _reduced_itemsize(self) -> int:
-        return self.result_dtype.itemsize
 
     def _pieces(self, rank: int) -> tuple[int, int, int]:
         """Return the size of a rank's block, of its piece of it, and of its group."""

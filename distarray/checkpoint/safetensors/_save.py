@@ -183,7 +183,7 @@ def _write_index(
     told = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weights.items()))}
     hidden = os.path.join(directory, f".{INDEX}.tmp-{id}")
     with _files.new_file(hidden) as file:
-        _files.write(file, json.dumps(told, indent=2).encode(), hidden)
+        _files.write_at(file, json.dumps(told, indent=2).encode(), 0, hidden)
     _files.rename(hidden, os.path.join(directory, INDEX))
 
 

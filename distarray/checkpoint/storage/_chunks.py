@@ -155,7 +155,7 @@ class _Output:
             self._small = bytearray()
 
     def _write(self, data: memoryview | bytearray) -> None:
-        _files.write(self._file, data, self._path)
+        _files.write_at(self._file, data, self._at, self._path)
         _files.start_writeback(self._file, self._at, len(data))
         self._at += len(data)
 

@@ -73,15 +73,6 @@ def _open(operation: str, path: str, flags: int) -> int:
             time.sleep(0.05)
 
 
-def write(file: int, data: Any, path: str) -> None:
-    """Write all bytes of a contiguous buffer at the file's position."""
-    view = memoryview(data).cast("B")
-    while view:
-        _call_hook("write", path)
-        with _name_file(path):
-            view = view[os.write(file, view) :]
-
-
 def write_at(file: int, data: Any, offset: int, path: str) -> None:
     """Write all bytes of a contiguous buffer at an offset."""
     view = memoryview(data).cast("B")

@@ -119,7 +119,15 @@ def _decide(communicator: Communicator) -> Verdict:
 def _compare_settings(communicator: Communicator) -> list[_Settings]:
     """Return what all ranks tell; the same error on all where the settings are wrong."""
     chosen, error = attempt(setting, VARIABLE)
-    mine = _Settings(chosen, _node(communicator), _ask_library(communicator), _child)
+    node, library = (
+        "",
+        Finding("library", False, "these ranks are threads of one process, without MPI"),
+    )
+    if communicator.mpi is not None:
+        from mpi4py import MPI
+
+        node, library = node_name(MPI.COMM_WORLD.Get_rank()), ask()
+    mine = _Settings(chosen, node, library, _child)
     everyone = _gather(communicator, mine)
     answers = [told.setting for told in everyone]
     raise_alike(answers, error, communicator.world_ranks, communicator.size)
@@ -133,21 +141,6 @@ def _gather(communicator: Communicator, mine: Any) -> list[Any]:
     """Return what all ranks say; not recorded, because no program asked for it."""
     with pause_logs():
         return communicator.all_gather_object(mine)
-
-
-def _node(communicator: Communicator) -> str:
-    """Return what names this rank's node; simulated ranks start no child."""
-    if communicator.mpi is None:
-        return ""
-    from mpi4py import MPI
-
-    return node_name(MPI.COMM_WORLD.Get_rank())
-
-
-def _ask_library(communicator: Communicator) -> Finding:
-    if communicator.mpi is None:
-        return Finding("library", False, "these ranks are threads of one process, without MPI")
-    return ask()
 
 
 def _first_no(findings: list[Finding]) -> Finding:

@@ -166,12 +166,6 @@ class Watchdog:
             self._end(why, sys._current_frames().get(thread))
 
 
-def _other_threads() -> bool:
-    """Tell whether the program has threads that may communicate as well."""
-    main = threading.main_thread()
-    return any(t is not main and not _is_independent(t) for t in threading.enumerate())
-
-
 def _is_independent(thread: threading.Thread) -> bool:
     """Tell whether it is known that a thread never joins what main threads wait for."""
     if thread.name.startswith(_OWN_THREADS):
@@ -208,7 +202,8 @@ def say_where(question: Question, line: str | None = None) -> Whereabouts:
     if line is None:
         line = line_of(sys._current_frames().get(threading.main_thread().ident or 0))
     may_join = ANY_THREAD
-    if wait is not None and not _other_threads():
+    others = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    if wait is not None and all(map(_is_independent, others)):
         may_join = BACKGROUND if background_work.unfinished and not is_behind else NOBODY
     if wait is None and _given_up is not None and time.monotonic() - _given_up[0] < _SECONDS_ENDING:
         _, wait, line = _given_up

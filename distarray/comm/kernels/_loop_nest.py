@@ -71,7 +71,8 @@ def copy_by_kernel(dst: np.ndarray, src: np.ndarray, streaming: bool) -> bool:
         run = axes[-1][0] * itemsize
         if len(outer) > 3 and run * math.prod(axis[0] for axis in outer[-3:]) < _BYTES_PER_CALL:
             return False
-        if streaming and (run >= _LONG_RUN or _whole_lines(d, run, outer)):
+        whole_lines = (d | run) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in outer)
+        if streaming and (run >= _LONG_RUN or whole_lines):
             job, by = f"copy rows {run.bit_length()}", _kernel("stream_rows")
         elif run in _SHORT_RUN:
             width = 1 << (run - 1).bit_length() - 1  # a move that reaches half of the row, or more
@@ -211,10 +212,6 @@ def offsets(axes: Sequence[Axis], arrays: int) -> Iterator[tuple[int, ...]]:
     start = (0,) * arrays
     for chosen in itertools.product([start], *steps):
         yield tuple(map(sum, zip(*chosen, strict=True)))
-
-
-def _whole_lines(address: int, run: int, outer: Sequence[Axis]) -> bool:
-    return (address | run) % _LINE == 0 and all(axis[1] % _LINE == 0 for axis in outer)
 
 
 def _copy_rows(by: Any, d: int, s: int, run: int, outer: Sequence[Axis]) -> None:

@@ -139,7 +139,8 @@ class Group:
         self._own: MPI.Intracomm | None = None
         self._name = ""
         self._place = ""
-        self._calls = 1  # that made the communicator
+        self.joined = 1  # the call that made the communicator
+        """How many collective calls of MPI this rank has made through ``mpi``, and to make it."""
         self._exported: MPI.Intracomm | None = None
         self.sends_envelopes = len(ranks) <= MOST_RANKS
         """Whether tokens travel in envelopes, and not by a reduction of their own."""
@@ -171,22 +172,17 @@ class Group:
             self._place = f"call through {name} of ranks {self.world_ranks}"
             count_by(self._place, self)
 
-    @property
-    def joined(self) -> int:
-        """How many collective calls of MPI this rank has made through ``mpi``, and to make it."""
-        return self._calls
-
     def next_call(self) -> Meeting | None:
         """Return the next of them as a meeting, which this rank joins now.
 
         None where the MPI world does not have all the ranks.
         """
-        self._calls += 1
+        self.joined += 1
         return self._meeting()
 
     def _meeting(self) -> Meeting | None:
         """Return the one that this rank has joined last."""
-        return Meeting(self._place, self._calls, self.world_ranks) if self._place else None
+        return Meeting(self._place, self.joined, self.world_ranks) if self._place else None
 
     @property
     def envelopes(self) -> Envelopes:
@@ -198,7 +194,7 @@ class Group:
     def exchange(self, payload: bytes | memoryview, token: int, what: object = "") -> list[Any]:
         """Give every rank's short payload to every rank, in envelopes."""
         envelopes = self._envelopes or self.envelopes
-        self._calls += 1
+        self.joined += 1
         try:
             found = envelopes.exchange(payload, token, what)
         except BaseException as error:
@@ -218,7 +214,7 @@ class Group:
     ) -> None:
         """Send each rank its part, once ``fill()`` has set it, in an envelope or after it."""
         envelopes = self._envelopes or self.envelopes
-        self._calls += 1
+        self.joined += 1
         if fill is not None:
             fill()
         try:

@@ -127,7 +127,8 @@ class Channel:
         self.size = len(world_ranks)
         self.is_complete = len(members) == len(world_ranks)
         self._world_ranks = world_ranks
-        self._round = 0
+        self.joined = 0
+        """How many rounds this rank has joined."""
         self._place = ""
         self._is_crowded = is_crowded
         self._spins = _SPINS_CROWDED if self._is_crowded else _SPINS
@@ -151,11 +152,6 @@ class Channel:
         self._mine = self._others = FORKED
         _channels.discard(self)
 
-    @property
-    def joined(self) -> int:
-        """How many rounds this rank has joined."""
-        return self._round
-
     def count_rounds_as(self, place: str) -> None:
         """Let others be told of long waits for rounds, which `place` names alike on all ranks."""
         self._place = place
@@ -173,7 +169,7 @@ class Channel:
         The payload has at most ``INLINE_BYTES`` bytes. What is returned is valid until the next
         round on this channel. ``str(what)`` says in errors what this rank was doing.
         """
-        slot = self._mine[self._round & 1]
+        slot = self._mine[self.joined & 1]
         n = len(payload)
         slot.bytes[:n] = payload
         words = slot.words
@@ -187,7 +183,7 @@ class Channel:
 
     def barrier(self) -> None:
         """Wait until every member has come here."""
-        words = self._mine[self._round & 1].words
+        words = self._mine[self.joined & 1].words
         words[KIND] = BYTES
         words[SIZE] = 0
         self._complete_round(words, BARRIER, "waiting at a barrier")
@@ -232,7 +228,7 @@ class Channel:
 
         Returns what must stay alive until all have read it.
         """
-        slot = self._mine[self._round & 1]
+        slot = self._mine[self.joined & 1]
         if block.nbytes <= INLINE_BLOCK:
             slot.put(block)
             return None
@@ -249,7 +245,7 @@ class Channel:
 
     def _lend(self, block: Buffer) -> Buffer:
         """Say in the own slot where a block on a GPU lies; return what must stay alive."""
-        slot = self._mine[self._round & 1]
+        slot = self._mine[self.joined & 1]
         if len(self._near) == 1:  # nobody reads it
             slot.words[KIND] = BLOCK_ON_DEVICE
             return block
@@ -273,8 +269,8 @@ class Channel:
         self, words: memoryview, token: int, what: object
     ) -> list[tuple[int, Slot]]:
         """Publish the own slot, wait for the others' and compare tokens."""
-        others = self._others[self._round & 1]
-        number = self._round + 1
+        others = self._others[self.joined & 1]
+        number = self.joined + 1
         if not number % _CORE_TOLD:
             self._tell_core()
         words[TOKEN] = token
@@ -282,7 +278,7 @@ class Channel:
         if fence is not None:
             fence()
         words[ROUND] = number  # with the next line: an interrupt before these joins no round
-        self._round = number
+        self.joined = number
         for _, other in others:
             theirs = other.words
             if theirs[ROUND] != number:
@@ -415,7 +411,7 @@ class _Views:
 
     def __enter__(self) -> list[Buffer | None]:
         channel, block = self._channel, self._block
-        words = channel._mine[channel._round & 1].words
+        words = channel._mine[channel.joined & 1].words
         self._lent = channel._lend(block) if self.on_device else channel._offer(block)
         views: list[Buffer | None] = [None] * channel.size
         views[channel.me] = block
