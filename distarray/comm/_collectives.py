@@ -165,17 +165,13 @@ class PairwiseCollectives(ABC):
 
     def scatter(self, send: Buffer | None, recv: Buffer, counts: Counts, root: int) -> None:
         """Put part ``rank`` of the root's ``send`` into ``recv``."""
-        if send is None:
-            self._exchange(recv, {}, recv, {root: (0, recv.size)})
-        else:
-            self._exchange(send, ranges(counts), recv, {root: (0, recv.size)})
+        sends = {} if send is None else ranges(counts)
+        self._exchange(recv if send is None else send, sends, recv, {root: (0, recv.size)})
 
     def gather(self, send: Buffer, recv: Buffer | None, counts: Counts, root: int) -> None:
         """Put every rank's ``send`` into the root's ``recv``."""
-        if recv is None:
-            self._exchange(send, {root: (0, send.size)}, send, {})
-        else:
-            self._exchange(send, {root: (0, send.size)}, recv, ranges(counts))
+        receives = {} if recv is None else ranges(counts)
+        self._exchange(send, {root: (0, send.size)}, send if recv is None else recv, receives)
 
     def _all_of(self, buffer: Buffer) -> Ranges:
         """Return that every rank gets all of a buffer."""

@@ -331,7 +331,8 @@ class Communicator(ABC):
         if self.size > 1 and array.nbytes <= self.short_bytes and _backend.is_numpy(array):
             value = self.all_reduce_small(array, op)
             if value is not None:
-                self.record("all_reduce", self._bytes_reduced(array), started)
+                if _log.recording():
+                    self.record("all_reduce", self._bytes_reduced(array), started)
                 if out is None:
                     return value
                 _result_buffer(array, value.dtype, out)[...] = value

@@ -524,36 +524,30 @@ class _Exchange(_Collective):
 
     def _run(self, local: Buffer, purpose: Purpose | None, is_free: bool) -> Buffer:
         communicator = self.communicator
-        reduces = (
-            self._whole and communicator is not None and local.nbytes <= communicator.short_bytes
-        )
-        if (reduces or self._small is not None) and isinstance(local, np.ndarray):
-            number: int = self.token
-            what: object = self
-            if purpose is not None:
-                number, what = _describe_call(number, self, purpose, "cpu")
-            if reduces:
-                assert communicator is not None  # asked before
-                assert self._op is not None
+        device = "cpu" if type(local) is np.ndarray else _backend.device_of(local)
+        if communicator is None:
+            out = _memory.empty(self._shape, self._dtype, device)
+            self._take([local], out, self.takes)
+            return out
+        number: int = self.token
+        what: object = self
+        if purpose is not None or device != "cpu":
+            number, what = _describe_call(number, self, purpose, device)
+        if device == "cpu":
+            if self._whole and local.nbytes <= communicator.short_bytes:
+                assert self._op is not None  # it reduces
                 reduced = communicator.all_reduce_small(local, self._op, number, what)
                 if reduced is not None:
                     return reduced
+            if not self._looked:
+                self._looked = True
+                if self._step.rounds == 1 and are_small([self.source], communicator):
+                    self._small = SmallBlocks([self.source], communicator, [self.peers])
             if self._small is not None:
                 told = self._small.exchange_one(local, number, what)
                 if told is not None:
                     return self.take(told)
                 self._small = None
-        device = _backend.device_of(local)
-        if communicator is None:
-            out = _memory.empty(self._shape, self._dtype, device)
-            self._take([local], out, self.takes)
-            return out
-        number, what = _describe_call(self.token, self, purpose, device)
-        if device == "cpu" and not self._looked:
-            self._looked = True
-            if self._step.rounds == 1 and are_small([self.source], communicator):
-                self._small = SmallBlocks([self.source], communicator, [self.peers])
-                return self._run(local, purpose, is_free)
         out = _memory.empty(self._shape, self._dtype, device, renews=False)
         kind = _backend.kind_of(device)
         takes, offered = self.takes, local

@@ -234,11 +234,7 @@ class Joined:
         """Return the blocks of the peers by round and rank; None where that needs another way."""
         started = perf_counter()
         rounds = self._rounds
-        if len(rounds) == 1:
-            one = small.exchange_one(blocks[rounds[0].operand], self._token, self)
-            found = None if one is None else [one]
-        else:
-            found = small.exchange([blocks[i.operand] for i in rounds], self._token, self)
+        found = small.exchange([blocks[one.operand] for one in rounds], self._token, self)
         if found is not None:
             steps = [step for one in rounds for step in one.steps]
             record_steps(steps, rounds[0].communicator, started)
