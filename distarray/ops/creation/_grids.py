@@ -10,7 +10,7 @@ import numpy as np
 from distarray.comm import _memory
 from distarray.core import check_flag, describe, normalize_dtype, normalize_shape
 from distarray.errors import ArgumentTypeError
-from distarray.layout import Layout, Placement, Replicate, Shard
+from distarray.layout import Layout, Placement
 from distarray.layout import box as boxes
 from distarray.ops.creation._filled import build, target_layout
 from distarray.ops.families._relabel import carry_cuts
@@ -96,10 +96,7 @@ def indices(
 def _open(grid: Layout, axis: int) -> Layout:
     """Return the layout of an array of length 1 along all axes but one, cut as a grid is there."""
     shape = tuple(size if a == axis else 1 for a, size in enumerate(grid.shape))
-    placements = [
-        Replicate() if isinstance(p, Shard) and p.axis != axis else p for p in grid.placements
-    ]
-    return grid.replace(placements=placements, shape=shape, boundaries=None)
+    return carry_cuts(grid, shape, {axis: axis})
 
 
 def fromfunction(

@@ -6,27 +6,14 @@ from typing import Any
 
 from distarray.core import move
 from distarray.errors import ArgumentError
-from distarray.layout import Layout, Shard
-from distarray.ops.families._relabel import uncut_axes
+from distarray.ops.families._relabel import move_cuts, uncut_axes
 
 LINE_BYTES = 1 << 20
 """An array that is one line is copied to every process, if it has at most so many bytes."""
 
 
-def whole_lines(layout: Layout, axis: int) -> Layout:
-    """Return the layout in which `axis` is not cut; its mesh axes cut the longest other one."""
-    cutting = layout.sharding_axes(axis)
-    others = [other for other in range(layout.ndim) if other != axis and layout.shape[other] > 1]
-    if not cutting or not others:
-        return uncut_axes(layout, (axis,))
-    longest = max(others, key=lambda other: layout.shape[other])
-    placements = [Shard(longest) if m in cutting else p for m, p in enumerate(layout.placements)]
-    boundaries = {a: o for a, o in (layout.boundaries or {}).items() if a not in (axis, longest)}
-    return layout.replace(placements=placements, boundaries=boundaries or None)
-
-
 def make_whole(name: str, x: Any, axis: int) -> Any:
-    """Return `x`, reduced, with every line along an axis in one block.
+    """Return `x`, reduced, with every line along an axis in one block: the longest other is cut.
 
     Raises
     ------
@@ -34,7 +21,12 @@ def make_whole(name: str, x: Any, axis: int) -> Any:
         If `x` is one line of more than `LINE_BYTES` that is cut.
     """
     layout = x._layout
-    target = whole_lines(layout.without_partial(), axis)
+    source = layout.without_partial()
+    others = [other for other in range(layout.ndim) if other != axis and layout.shape[other] > 1]
+    if others:
+        target = move_cuts(source, (axis,), max(others, key=lambda other: layout.shape[other]))
+    else:
+        target = uncut_axes(source, (axis,))
     if target is layout:
         return x
     if not set(layout.sharding_axes(axis)).isdisjoint(target.replicated_axes):

@@ -29,7 +29,7 @@ from distarray.core import (
     several_ranks,
 )
 from distarray.errors import MeshError, ShapeError
-from distarray.layout import Layout, Replicate, Shard, counted, kept
+from distarray.layout import Layout, Replicate, counted, kept
 from distarray.layout import box as boxes
 from distarray.ops.families._relabel import carry_cuts, recut, uncut_axes
 from distarray.ops.indexing._gather import bring
@@ -71,18 +71,8 @@ def cut_first_alone(layout: Layout, axis: int, count: int, like: Layout | None =
 @kept(256)
 def _mask_layout(layout: Layout, axis: int, count: int) -> Layout:
     """Return the layout of a mask of some axes of an array, cut as these are."""
-    masked = range(axis, axis + count)
-    placements = [
-        Shard(p.axis - axis) if type(p) is Shard and p.axis in masked else Replicate()
-        for p in layout.placements
-    ]
-    boundaries = {a - axis: own for a, own in (layout.boundaries or {}).items() if a in masked}
-    return layout.replace(
-        placements=placements,
-        shape=layout.shape[axis : axis + count],
-        shard_order=[m for a in masked for m in layout.sharding_axes(a)],
-        boundaries=boundaries or None,
-    )
+    shape = layout.shape[axis : axis + count]
+    return carry_cuts(layout.without_partial(), shape, {axis + i: i for i in range(count)})
 
 
 @kept(256)

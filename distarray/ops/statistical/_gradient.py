@@ -27,7 +27,7 @@ from distarray.core import (
     run,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.layout import Layout, Replicate, Shard, normalize_axes
+from distarray.layout import Layout, carry_cuts, normalize_axes
 from distarray.ops.families._neighbours import Reach, fetch, own_block, sent
 from distarray.ops.families._values import read_values
 from distarray.typing import Buffer
@@ -60,16 +60,7 @@ def _spec(_: Op, call: Call) -> Layouts:
             f"gradient along axis {axis} of shape {layout.shape} with edge_order={edge_order} "
             f"needs at least {edge_order + 1} items"
         )
-    cutting = layout.sharding_axes(axis)
-    boundaries = (layout.boundaries or {}).get(axis)
-    line = layout.replace(
-        placements=[
-            Shard(0) if m in cutting else Replicate() for m in range(len(layout.placements))
-        ],
-        shape=(size,),
-        shard_order=list(cutting),
-        boundaries=None if boundaries is None else {0: boundaries},
-    )
+    line = carry_cuts(layout, (size,), {axis: 0})
     return Layouts((layout, *(line for _ in others)), layout, sent(layout, axis, 2))
 
 
