@@ -8,6 +8,7 @@ from distarray.core import _replicas
 from distarray.core._arguments import (
     as_integers,
     check_casting,
+    check_choice,
     check_device,
     check_device_name,
     check_flag,
@@ -16,7 +17,6 @@ from distarray.core._arguments import (
     check_order,
     check_position,
     check_travels,
-    choice_error,
     choose_mesh,
     choose_placements,
     describe,

@@ -105,24 +105,24 @@ def check_order(name: str, order: Any, known: str) -> str:
     raise error(f"{name} got order={describe(order)}; it takes {letters}")
 
 
-def choice_error(name: str, key: str, value: Any, known: Sequence[str | None]) -> DistArrayError:
-    """Return the error of an argument that is none of some words."""
-    error = ArgumentError if isinstance(value, str) else ArgumentTypeError
-    words = ", ".join(repr(one) for one in known if one is not None)
-    return error(f"{name}({key}={describe(value)}): one of {words}")
-
-
-def check_casting(name: str, casting: Any) -> Any:
-    """Return a rule of NumPy's for conversions.
+def check_choice(name: str, key: str, value: Any, known: Sequence[str | None]) -> Any:
+    """Return an argument that is one of some words.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If there is no such rule.
+        If it is none of them.
     """
-    if not isinstance(casting, str) or casting not in _CASTING:
-        raise choice_error(name, "casting", casting, _CASTING)
-    return casting
+    if (value is None or isinstance(value, str)) and value in known:
+        return value
+    error = ArgumentError if isinstance(value, str) else ArgumentTypeError
+    words = ", ".join(repr(one) for one in known if one is not None)
+    raise error(f"{name}({key}={describe(value)}): one of {words}")
+
+
+def check_casting(name: str, casting: Any) -> Any:
+    """Return a rule of NumPy's for conversions; see `check_choice`."""
+    return check_choice(name, "casting", casting, _CASTING)
 
 
 _CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")

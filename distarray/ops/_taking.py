@@ -21,6 +21,7 @@ from distarray.core import (
     Spec,
     Step,
     broadcast_shape,
+    check_choice,
     check_distributed,
     check_flag,
     check_out,
@@ -121,7 +122,7 @@ def take(
     array([[6, 7, 8],
            [0, 1, 2]])
     """
-    _check_mode("take", mode)
+    check_choice("take", "mode", mode, _MODES)
     index = _read_indices("take", indices)
     if not isinstance(x, BaseArray):
         there = check_distributed("take", index)._layout.mesh
@@ -192,7 +193,7 @@ def put(x: Any, /, ind: Any, v: Any, mode: str = "raise") -> None:
     array([7., 0., 0., 8., 0.])
     """
     check_distributed("put", x)
-    _check_mode("put", mode)
+    check_choice("put", "mode", mode, _MODES)
     index = _read_indices("put", ind)
     values: Any = v
     if not isinstance(v, BaseArray):
@@ -504,7 +505,7 @@ def choose(x: Any, /, choices: Any, out: Any = None, mode: str = "raise") -> Any
     >>> da.choose(da.asarray([1, 0, 1]), [[1, 2, 3], -5]).full_array()
     array([-5,  2, -5])
     """
-    _check_mode("choose", mode)
+    check_choice("choose", "mode", mode, _MODES)
     several: Any = choices
     if isinstance(choices, BaseArray) or (_backend.is_buffer(choices) and choices.ndim):
         several = unstack(choices) if isinstance(choices, BaseArray) else list(choices)
@@ -612,14 +613,6 @@ def fill_diagonal(x: Any, /, val: Any, wrap: bool = False) -> None:
 
 
 # --- indices -------------------------------------------------------------------------------------
-
-
-def _check_mode(name: str, mode: Any) -> None:
-    if mode.__class__ is str and mode == "raise":
-        return
-    if not isinstance(mode, str) or mode not in _MODES:
-        error = ArgumentError if isinstance(mode, str) else ArgumentTypeError
-        raise error(f"{name}(mode={describe(mode)}): one of {', '.join(map(repr, _MODES))}")
 
 
 def _read_indices(name: str, indices: Any) -> Any:

@@ -27,7 +27,7 @@ from distarray.core import (
     copy_array,
     run_one,
 )
-from distarray.errors import IndexingError, ShapeError
+from distarray.errors import IndexingError
 from distarray.layout import DimMap, dimmap
 from distarray.ops.families._selection import (
     WHOLE_AXIS,
@@ -54,6 +54,7 @@ from distarray.ops.indexing._keys import (
 from distarray.ops.indexing._masks import assign_by_mask, is_mask_of, select_by_mask
 from distarray.ops.indexing._values import (
     block_of_value,
+    check_broadcasts,
     check_device,
     check_kinds,
     on_device,
@@ -223,18 +224,10 @@ def _axes_of(shape: Shape, found: Outcome) -> tuple[int | None, ...]:
     ShapeError
         If the value does not broadcast to the selected shape.
     """
-    selected = found.output.shape
-    extra = max(len(shape) - len(selected), 0)
-    own = shape[extra:]
-    if any(n != 1 for n in shape[:extra]) or any(
-        n not in (1, m) for n, m in zip(own[::-1], selected[::-1], strict=False)
-    ):
-        raise ShapeError(
-            f"a value of shape {shape} does not broadcast to the selected shape {selected}; "
-            "sizes must be equal or 1, counted from the last axis"
-        )
+    check_broadcasts(shape, found.output.shape)
+    extra = max(len(shape) - found.output.ndim, 0)
     places = [axis for axis in range(found.kept.ndim) if axis not in found.taken]
-    places = places[len(places) - len(own) :]
+    places = places[len(places) - len(shape) + extra :]
     first = places[0] if places else found.kept.ndim
     return tuple(
         extra + places.index(place) if place in places else None
@@ -333,11 +326,11 @@ def _set_advanced(x: Any, found: Advanced, value: Any) -> None:
     key, only = found.key, _only_mask(found)
     if not _is_chosen(found):
         _get_advanced(x, found)  # refuses a mask beside False that selects several items
-        _check_kept(value.shape, key, 0)
+        check_broadcasts(value.shape, key.result_shape((0,)))
     elif only is None:
         setitem(x, _basic_key(key), value)
     else:
-        _check_kept(value.shape, key, None)
+        check_broadcasts(value.shape, key.result_shape((-1,)))
         entries, flipped = _forward(key)
         index, mask = only
         value = _in_order_of_view(value, key, index, flipped)
@@ -386,29 +379,6 @@ def _forward(key: AdvancedKey) -> tuple[Key, list[int]]:
         start, _, step = entries[axis]
         entries[axis] = start + (key.view[axis] - 1) * step, start + 1, -step
     return tuple(entries), flipped
-
-
-def _check_kept(shape: Shape, key: AdvancedKey, selected: int | None) -> None:
-    """Refuse a value that does not broadcast to what a key selects.
-
-    `selected` is the number of items that its arrays select together; None: any.
-
-    Raises
-    ------
-    ShapeError
-        See above.
-    """
-    wanted = key.result_shape((-1 if selected is None else selected,))
-    own = shape[max(len(shape) - len(wanted), 0) :]
-    fits = all(n == 1 for n in shape[: len(shape) - len(own)]) and all(
-        n == 1 or m in (n, -1) for n, m in zip(own[::-1], wanted[::-1], strict=False)
-    )
-    if not fits:
-        shown = ", ".join("?" if m < 0 else str(m) for m in wanted)
-        raise ShapeError(
-            f"a value of shape {shape} does not broadcast to the selected shape ({shown}); sizes "
-            "must be equal or 1, counted from the last axis"
-        )
 
 
 def _in_order_of_view(value: Any, key: AdvancedKey, mask: Index, flipped: Sequence[int]) -> Any:

@@ -28,7 +28,6 @@ from distarray.core import (
     copy_block,
     run,
 )
-from distarray.errors import ShapeError
 from distarray.layout import Layout, Shard
 from distarray.layout import box as boxes
 from distarray.ops.indexing._gather import (
@@ -45,7 +44,8 @@ from distarray.ops.indexing._gather import (
     selected_layout,
 )
 from distarray.ops.indexing._keys import AdvancedKey
-from distarray.typing import Buffer, Shape
+from distarray.ops.indexing._values import check_broadcasts
+from distarray.typing import Buffer
 
 
 def write_by_arrays(
@@ -101,25 +101,14 @@ def _spec(_: Op, call: Call) -> Layouts:
     index = index_layout(layout, own, shape, allowed, () if everywhere else cutting)
     selected = selected_layout(layout, index, axes, place)
     moved = [known_layout(one, align(index, one.shape)) for one in own]
-    moved += [align(selected, _check_fits(one.shape, selected.shape)) for one in values]
+    for one in values:
+        check_broadcasts(one.shape, selected.shape)
+        moved.append(align(selected, one.shape))
     sends: tuple[tuple[Layout, Layout, bool], ...] = ()
     if not everywhere and is_cut:
         sends = ((layout, selected, False),)
     plan = Indexing(index, selected, cutting)
     return Layouts((layout, *moved), layout, sends, plan=plan)
-
-
-def _check_fits(shape: Shape, selected: Shape) -> Shape:
-    """Return the shape of a value, which must broadcast to that of the selected items."""
-    fits = len(shape) <= len(selected) and all(
-        n in (1, m) for n, m in zip(shape[::-1], selected[::-1], strict=False)
-    )
-    if not fits:
-        raise ShapeError(
-            f"a value of shape {shape} does not broadcast to the selected shape {selected}; sizes "
-            "must be equal or 1, counted from the last axis"
-        )
-    return shape
 
 
 class _Value:

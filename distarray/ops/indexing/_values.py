@@ -23,11 +23,11 @@ from distarray.core import (
     refusal,
     replicated_layout,
 )
-from distarray.errors import DeviceError, DTypeError, FloatingError
+from distarray.errors import DeviceError, DTypeError, FloatingError, ShapeError
 from distarray.layout import Layout
 from distarray.layout import box as boxes
 from distarray.redistribute import redistribute_local
-from distarray.typing import Buffer
+from distarray.typing import Buffer, Shape
 
 _NUMERIC = "biufc"
 
@@ -78,6 +78,18 @@ def check_kinds(x: BaseArray, value: BaseArray) -> None:
         raise DTypeError(
             f"values of {other} cannot be written into an array of {own}; convert them with "
             "astype first"
+        )
+
+
+def check_broadcasts(shape: Shape, selected: Shape) -> None:
+    """Refuse a value that does not broadcast to the selected items (-1: of any number)."""
+    extra = max(len(shape) - len(selected), 0)
+    pairs = zip(shape[extra:][::-1], selected[::-1], strict=False)
+    if shape[:extra] != (1,) * extra or any(n != 1 and m not in (n, -1) for n, m in pairs):
+        shown = str(selected).replace("-1", "?")
+        raise ShapeError(
+            f"a value of shape {shape} does not broadcast to the selected shape {shown}; sizes "
+            "must be equal or 1, counted from the last axis"
         )
 
 

@@ -18,8 +18,8 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
+    check_choice,
     check_distributed,
-    choice_error,
     dtypes_of,
     empty_block,
     normalize_arrays,
@@ -151,8 +151,7 @@ def _arguments(name: str, x1: Any, x2: Any, mode: Any) -> tuple[Any, Any]:
     if name == "convolve":  # which takes numbers as well, as NumPy does
         arrays = [x if x.ndim else x[None] for x in arrays]
     check_distributed(name, next((x for x in arrays if isinstance(x, BaseArray)), arrays[0]))
-    if not isinstance(mode, str) or mode not in _MODES:
-        raise choice_error(name, "mode", mode, _MODES)
+    check_choice(name, "mode", mode, _MODES)
     for x in arrays:
         if x.ndim != 1 or not x.size:
             raise ShapeError(

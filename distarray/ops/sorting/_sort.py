@@ -25,11 +25,11 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
+    check_choice,
     check_distributed,
     check_flag,
     check_integer,
     check_writable,
-    choice_error,
     describe,
     normalize_arrays,
     plain_buffer,
@@ -743,8 +743,7 @@ def _arguments(
     """
     check_distributed(name, x)
     descending = check_flag(name, "descending", descending)
-    if not (kind is None or isinstance(kind, str)) or kind not in _KINDS:
-        raise choice_error(name, "kind", kind, _KINDS)
+    check_choice(name, "kind", kind, _KINDS)
     if stable is None:
         stable = kind not in ("quicksort", "heapsort")
     elif kind is not None:
@@ -781,8 +780,7 @@ def _check_places(name: str, x: Any, kth: Any, axis: Any, kind: Any) -> None:
     ArgumentError, ArgumentTypeError
     """
     check_distributed(name, x)
-    if not isinstance(kind, str) or kind != "introselect":
-        raise choice_error(name, "kind", kind, ["introselect"])
+    check_choice(name, "kind", kind, ["introselect"])
     size = x.size if axis is None else x.shape[normalize_axis(axis, x.ndim)]
     places = np.asarray(plain_buffer(kth, name, objects=True))
     if places.size and (places.dtype.kind not in "iu" or places.ndim > 1):
