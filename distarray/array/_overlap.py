@@ -247,7 +247,7 @@ def map_overlap(
                     f"map_overlap: the function returned {out.dtype} of the interior and "
                     f"{piece.dtype} of a slab; convert them to one dtype in it"
                 )
-            if _share_memory(piece, out):
+            if _backend.may_share_memory(piece, out):
                 raise ArgumentError(
                     "map_overlap with interior_first=True: the function returned the same memory "
                     "twice; return a new array, or leave out interior_first"
@@ -285,12 +285,8 @@ def _shape(key: Key) -> Shape:
     return tuple(part.stop - part.start for part in key)
 
 
-def _share_memory(x: Buffer, y: Buffer) -> bool:
-    return bool(_backend.namespace_of(x).may_share_memory(x, y))
-
-
 def _is_own(result: Buffer, blocks: Sequence[Any]) -> bool:
     """Tell whether a result may be written into: its memory is nobody else's, as far as known."""
     return _backend.is_writeable(result) and not any(
-        _backend.is_buffer(x) and _share_memory(result, x) for x in blocks
+        _backend.is_buffer(x) and _backend.may_share_memory(result, x) for x in blocks
     )

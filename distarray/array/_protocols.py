@@ -78,15 +78,7 @@ class Protocols(BaseArray):
                 f"this process is not in {layout.mesh} and has no values of this array; use "
                 "x.redistribute(mesh=...) to a mesh that holds it"
             )
-        whole = replicated_layout(layout.mesh, layout.shape)
-        permit(
-            "np.asarray(x)",
-            reduced_source(self, self._local, layout, whole)[1],
-            whole,
-            self._local.dtype,
-        )
-        warn_of_gather("np.asarray(x)", layout, self._local.dtype)
-        full = _backend.to_host(_convert.gather(self))
+        full = _backend.to_host(_gather_for("np.asarray(x)", self))
         if copy is None:  # where NumPy's asarray(x) gives x itself, or converts it
             full.flags.writeable = False
         return full if dtype is None else full.astype(dtype, copy=False)
@@ -210,16 +202,9 @@ class Protocols(BaseArray):
             except BufferError as error:
                 if copy is False:
                     raise ExportError(f"x.__dlpack__(copy=False): {error}") from None
-        whole = replicated_layout(layout.mesh, layout.shape)
-        permit(
-            "x.__dlpack__()",
-            reduced_source(self, self._local, layout, whole)[1],
-            whole,
-            self._local.dtype,
-        )
-        warn_of_gather("x.__dlpack__()", layout, self._local.dtype)
+        full = _gather_for("x.__dlpack__()", self)
         try:
-            return _convert.gather(self).__dlpack__(**options)
+            return full.__dlpack__(**options)
         except BufferError as error:
             raise ExportError(f"x.__dlpack__() of {self.dtype}: {error}") from None
 
@@ -264,6 +249,15 @@ class Protocols(BaseArray):
         [[0, 1], [2, 3]]
         """
         return np.asarray(self).tolist()
+
+
+def _gather_for(call: str, x: BaseArray) -> Any:
+    """Return the global array for a call that does not say so, if the policy lets it."""
+    layout, dtype = x._layout, x._local.dtype
+    whole = replicated_layout(layout.mesh, layout.shape)
+    permit(call, reduced_source(x, x._local, layout, whole)[1], whole, dtype)
+    warn_of_gather(call, layout, dtype)
+    return _convert.gather(x)
 
 
 def _by_position(theirs: Any, ours: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -12,20 +12,19 @@ import numpy as np
 from distarray.array import _convert, _describe
 from distarray.comm import _backend, world
 from distarray.core import BaseArray, register
-from distarray.typing import Buffer
 
 
-def gather_shown(x: BaseArray) -> tuple[Buffer, bool]:
-    """Return the items that printing needs, on every rank, and whether they are only corners.
+def _gather_shown(x: BaseArray) -> tuple[Any, int]:
+    """Return the items that printing needs, on every rank, and NumPy's threshold for them.
 
     Along an axis too long to show, the corners keep `edgeitems` items at each end and one between
     that stands for the rest.
     """
     options = np.get_printoptions()
     if x.size <= options["threshold"]:
-        return _convert.gather(x), False
+        return _backend.to_host(_convert.gather(x)), max(x.size, 1)
     edge = options["edgeitems"]
-    return _convert.gather(take_corners(x, edge)), True
+    return _backend.to_host(_convert.gather(take_corners(x, edge))), 0
 
 
 def take_corners(x: BaseArray, edge: int) -> BaseArray:
@@ -116,12 +115,10 @@ def _describe_layout(x: BaseArray) -> str:
 def _text(x: Any, prefix: str, separator: str, suffix: str) -> str:
     if x._layout.mesh.coordinate is None:
         return f"DistArray(<values outside this process>, {_describe_layout(x)})"
-    shown, cut = gather_shown(x)
-    part: Any = _backend.to_host(shown)
+    part, threshold = _gather_shown(x)
     if not part.ndim:  # a number, often one of a list: short, as NumPy's
         return repr(part).replace("array", "DistArray", 1) if prefix else str(part[()])
-    threshold = {"threshold": 0} if cut else {"threshold": max(part.size, 1)}
-    text = np.array2string(part, separator=separator, prefix=prefix, **threshold)
+    text = np.array2string(part, separator=separator, prefix=prefix, threshold=threshold)
     return f"{prefix}{text}{suffix}"
 
 
@@ -233,9 +230,7 @@ def array2string(
             return np.array2string(x, separator=separator, prefix=prefix, suffix=suffix)
         if x._layout.mesh.coordinate is None:
             return repr(x)
-        shown, cut = gather_shown(x)
-        part: Any = _backend.to_host(shown)
-        limit = 0 if cut else max(part.size, 1)
+        part, limit = _gather_shown(x)
         return np.array2string(
             part, separator=separator, prefix=prefix, suffix=suffix, threshold=limit
         )

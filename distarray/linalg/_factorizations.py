@@ -8,7 +8,6 @@ import numpy as np
 
 from distarray.core import BaseArray, check_flag, describe, numeric, refusal_error, register, run
 from distarray.errors import ArgumentError
-from distarray.layout import Replicate
 from distarray.linalg import _tiles
 from distarray.linalg._blocked_cholesky import blocked_cholesky
 from distarray.linalg._blocked_qr import blocked_qr, panel_width
@@ -17,7 +16,7 @@ from distarray.linalg._kernels import decompose_finite
 from distarray.linalg._spectral import eigen, hermitian, singular, singular_values
 from distarray.linalg._tall import is_tall, tall_qr, tall_svd
 from distarray.linalg._tiles import is_large, takes_tiles
-from distarray.ops import Axes, asarray, astype, concat, matrix_transpose, whole_axes
+from distarray.ops import Axes, astype, concat, give_values, matrix_transpose, whole_axes
 
 
 class EigResult(NamedTuple):
@@ -290,16 +289,11 @@ def _svd_by_division(x: Any, is_full: bool, has_vectors: bool) -> Any:
         u = multiply(q[:, :columns], u)
         u = concat([u, on_grid(q[:, columns:])], axis=1) if is_full else u
     elif not has_vectors:
-        return _replicate(singular_values(x, "svd", _small_eigh), x)
+        return give_values(x, singular_values(x, "svd", _small_eigh))
     else:
         u, s, vh = singular(x, "svd", _small_eigh)
-        s = _replicate(s, x)
+        s = give_values(x, s)
     return SVDResult(cut_as(u, x), s, cut_as(vh, x))
-
-
-def _replicate(values: np.ndarray, x: Any) -> Any:
-    """Return values that all processes have as an array on the mesh of a matrix."""
-    return asarray(values, mesh=x.mesh, placements=[Replicate()] * x.mesh.ndim)
 
 
 def to_inexact(name: str, x: Any) -> Any:
@@ -385,7 +379,7 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:  # noqa: N803 (NumPy's name)
     letter = _triangle(UPLO)
     if takes_tiles(x, _tiles.COLLECTED_BYTES):
         values, vectors = eigen(hermitian(to_inexact("eigh", x), letter), "eigh", _small_eigh)
-        return EighResult(_replicate(values, x), cut_as(vectors, x))
+        return EighResult(give_values(x, values), cut_as(vectors, x))
     return EighResult(*run(_eigh, (x,), Axes("ij->k,il", (("UPLO", letter),))))
 
 

@@ -169,17 +169,13 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = n
         least = options.get("rtol", 1e-15)
         if least is None:
             least = builtins.max(x.shape[-2:]) * float(np.finfo(s.dtype).eps)
-        inverse = _reciprocals(s, s > least * max(s, axis=-1, keepdims=True))
+        kept = s > least * max(s, axis=-1, keepdims=True)
+        inverse = where(kept, reciprocal(where(kept, s, 1.0)), 0.0)
         first, second = adjoint(vh) * inverse[..., None, :], adjoint(u)
         return (
             cut_as(multiply(first, second), matrix_transpose(x)) if large else matmul(first, second)
         )
     return run(_pinv, (x,), Axes("ij->ji", tuple(options.items())))
-
-
-def _reciprocals(s: Any, kept: Any) -> Any:
-    """Return the reciprocals of the singular values that are kept, and 0 for others."""
-    return where(kept, reciprocal(where(kept, s, 1.0)), 0.0)
 
 
 def _number(name: str, value: Any) -> float:

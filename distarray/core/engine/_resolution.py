@@ -43,14 +43,18 @@ def resolve(
         placements = _fitting(spec, tuple([layout.placements for layout in layouts]))
         if placements is not None:
             return [None] * len(layouts), Layout(mesh, placements, _output_shape(spec, layouts))
-    per_axis = [_choices(spec, layouts, axis) for axis in range(mesh.ndim)]
+    per_axis = [
+        _choices(spec, have)
+        for have in zip(*(layout.placements for layout in layouts), strict=True)
+    ]
     count = 1
     for choices in per_axis:
         count *= len(choices)
     if count > _COMBINATIONS:
         per_axis = _narrow(spec, layouts, per_axis)
     best: tuple[float, list[Layout], Layout] | None = None
-    for targets, output in _ways(spec, layouts, per_axis):
+    ways = (_layouts(spec, layouts, chosen) for chosen in itertools.product(*per_axis))
+    for targets, output in itertools.chain.from_iterable(ways):
         cost = _cost(layouts, targets, output)
         if cost and work is not None:
             cost += work(targets)
@@ -77,7 +81,7 @@ def _fitting(
     """
     found = []
     for have in zip(*placements, strict=True):
-        for choice in _choices_of(spec, have):
+        for choice in _choices(spec, have):
             output, *inputs = choice if isinstance(choice, tuple) else spec.placements(choice)
             if tuple(inputs) == have:
                 found.append(output)
@@ -104,13 +108,11 @@ def align(spec: Spec, layouts: Sequence[Layout], donor: int = 0) -> list[Move]:
     return [None if src == dst else (src, dst) for src, dst in zip(layouts, targets, strict=True)]
 
 
-def _choices(spec: Spec, layouts: Sequence[Layout], axis: int) -> list[Choice]:
-    """Return what mesh axis `axis` may do: a matching Partial rule, a letter to cut, None."""
-    return _choices_of(spec, tuple(layout.placements[axis] for layout in layouts))
+def _choices(spec: Spec, have: tuple[Placement, ...]) -> list[Choice]:
+    """Return what a mesh axis may do on which the inputs have some placements.
 
-
-def _choices_of(spec: Spec, have: tuple[Placement, ...]) -> list[Choice]:
-    """Return what a mesh axis may do on which the inputs have some placements."""
+    Follow a matching Partial rule, cut a letter, or (None) replicate.
+    """
     for rule in spec.partial:
         if rule[1:] == have:
             return [rule]
@@ -144,14 +146,6 @@ def _narrow(
             costs.append(min(options, default=float("inf")))
         chosen[axis] = [choices[costs.index(min(costs))]]
     return chosen
-
-
-def _ways(
-    spec: Spec, layouts: Sequence[Layout], per_axis: Sequence[Sequence[Choice]]
-) -> Iterator[tuple[list[Layout], Layout]]:
-    """Yield (input layouts, output layout) for every combination of choices."""
-    for combination in itertools.product(*per_axis):
-        yield from _layouts(spec, layouts, combination)
 
 
 def _layouts(

@@ -230,8 +230,9 @@ def reduce(
         initial = _read_initial(op, initial, result_dtype(op, x.dtype, dtype))
     static = (axis, dtype, keepdims, initial is ABSENT and where is True)
     begins = initial is not ABSENT and op.combine == "sum" and not reproducible
-    # CuPy's sums begin with 0.0.
-    if begins and _is_negative(initial) and device_of(x._layout) == "cpu":
+    # Sums of nothing are 0.0, and one that begins with -0.0 is not; CuPy's begin with 0.0.
+    is_negative = begins and initial.dtype.kind in floating and initial == 0 and "-" in str(initial)
+    if is_negative and device_of(x._layout) == "cpu":
         op, initial = _sum_from(op, initial.dtype, initial.tobytes()), ABSENT
     if out is not None:
         step = step_for(op, (x,), static)
@@ -296,11 +297,6 @@ def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
             "that the result's dtype holds"
         ) from error
     return item[()]
-
-
-def _is_negative(zero: Any) -> bool:
-    """Tell whether an item is 0 of a negative sign, which a sum of nothing, 0.0, is not."""
-    return zero.dtype.kind in floating and zero == 0 and "-" in str(zero)
 
 
 @functools.cache

@@ -293,7 +293,9 @@ def _layouts_of(layout: Layout, parts: Parts) -> Layouts:
     freed = output = kept = parts.in_view(layout)
     if taken:
         freed = _free_axes(kept, taken)
-        output = _drop_axes(freed, taken)
+        left = [axis for axis in range(freed.ndim) if axis not in taken]
+        sizes = tuple([freed.shape[axis] for axis in left])
+        output = carry_cuts(freed, sizes, {axis: i for i, axis in enumerate(left)})
     if flipped:
         output = mirror_layout(output, _renumber(flipped, taken))
     is_local = not flipped and all(kept.partition(axis).count == 1 for axis in taken)
@@ -534,13 +536,6 @@ def _free_axes(layout: Layout, taken: Sequence[int]) -> Layout:
         for mesh_axis in layout.sharding_axes(axis):
             placements[mesh_axis] = Shard(longest)
     return free.replace(placements=placements)
-
-
-def _drop_axes(layout: Layout, taken: Sequence[int]) -> Layout:
-    """Return the layout without some axes of length 1."""
-    left = [axis for axis in range(layout.ndim) if axis not in taken]
-    axes = {axis: i for i, axis in enumerate(left)}
-    return carry_cuts(layout, tuple(layout.shape[axis] for axis in left), axes)
 
 
 def _renumber(axes: Sequence[int], taken: Sequence[int]) -> tuple[int, ...]:

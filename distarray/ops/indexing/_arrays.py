@@ -95,19 +95,14 @@ def _write(x: BaseArray, found: Advanced, value: Any, ufunc: np.ufunc | None = N
     if value is not None and (value.ndim > 1 or flipped):
         index = broadcast_indices([array.shape for array in found.arrays])
         ndim = len(key.kept) + len(index)
-        value = _without_leading(value, value.ndim - ndim)
+        extra = max(value.ndim - ndim, 0)
+        if value.shape[:extra] == (1,) * extra:
+            value = value[(0,) * extra] if extra else value
         # Of an axis that a slice reverses across processes the view is not reversed.
         places = [key.kept.index(axis) for axis in flipped]
         axes = [i if i < key.place else i + len(index) for i in places]
         value = _reversed(value, [axis - ndim + value.ndim for axis in axes])
     write_by_arrays(view, key, found.arrays, value, ufunc)
-
-
-def _without_leading(value: Any, count: int) -> Any:
-    """Return a value without so many leading axes, if they are of length 1."""
-    if count <= 0 or value.shape[:count] != (1,) * count:
-        return value
-    return value[(0,) * count]
 
 
 def _reversed(value: Any, axes: list[int]) -> Any:

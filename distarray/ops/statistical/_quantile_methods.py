@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.errors import ArgumentError, ArgumentTypeError, IndexingError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.typing import Buffer
 
 
@@ -71,15 +71,9 @@ def find_places(method: str, count: int, q: np.ndarray) -> Places:
     method : str
         One of `METHODS`.
     count : int
+        At least 1.
     q : ndarray
         As `check_quantiles` gives them.
-
-    Raises
-    ------
-    ArgumentError
-        If there is no such method.
-    IndexingError
-        If there are no items.
 
     Examples
     --------
@@ -89,14 +83,7 @@ def find_places(method: str, count: int, q: np.ndarray) -> Places:
     >>> find_places("lower", 4, np.array(0.5))
     Places(previous=array(1), following=array(1), weight=None)
     """
-    position = METHODS.get(method)
-    if position is None:
-        raise ArgumentError(
-            f"method={method!r} is not one of the methods of quantile: {', '.join(METHODS)}"
-        )
-    if not count:
-        raise IndexingError("quantiles of no items; check x.size first")
-    exact = np.asarray(position(count, q))
+    exact = np.asarray(METHODS[method](count, q))
     if method in _DISCRETE or (method == "linear" and exact.dtype.kind in "iu"):
         places = exact.astype(np.int64)
         return Places(places, places, None)
@@ -107,7 +94,9 @@ def find_places(method: str, count: int, q: np.ndarray) -> Places:
         following[outside] = place
     weight = exact - previous
     weight = np.asarray(_WEIGHTS.get(method, lambda weight, _: weight)(weight, exact), exact.dtype)
-    return Places(_from_start(previous, count), _from_start(following, count), weight)
+    # Negative places are those of the last items.
+    both = [np.asarray(one.astype(np.int64) % count) for one in (previous, following)]
+    return Places(*both, weight)
 
 
 def interpolate(previous: Buffer, following: Buffer, places: Places, weak: bool) -> Buffer:
@@ -147,8 +136,6 @@ def interpolate(previous: Buffer, following: Buffer, places: Places, weak: bool)
 
 def median_places(count: int) -> tuple[int, ...]:
     """Return the places of the one or two items in the middle, of which the median is the mean."""
-    if not count:
-        raise IndexingError("a median of no items; check x.size first")
     return (count // 2,) if count % 2 else (count // 2 - 1, count // 2)
 
 
@@ -230,7 +217,3 @@ _WEIGHTS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "averaged_inverted_cdf": lambda weight, _: np.where(weight == 0, 0.5, 1.0),
     "midpoint": lambda _, exact: np.where(exact % 1 == 0, 0.0, 0.5),
 }
-
-
-def _from_start(places: np.ndarray, count: int) -> np.ndarray:
-    return np.asarray(places.astype(np.int64) % count)

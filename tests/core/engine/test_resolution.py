@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, product
 from typing import Any
 
 from hypothesis import given, settings
@@ -38,9 +39,10 @@ def calls(draw: Any) -> tuple[Spec, list[Layout]]:
 def test_the_choice_is_that_of_a_search_through_all(call: Any, weighed: bool) -> None:
     spec, operands = call
     work = (lambda targets: 1e-6 * sum(one.size for one in targets)) if weighed else None
-    choices = [_resolution._choices(spec, operands, axis) for axis in range(operands[0].mesh.ndim)]
+    placements = zip(*(one.placements for one in operands), strict=True)
+    choices = product(*(_resolution._choices(spec, have) for have in placements))
     costs = []
-    for targets, output in _resolution._ways(spec, operands, choices):
+    for targets, output in chain(*(_resolution._layouts(spec, operands, one) for one in choices)):
         cost = _resolution._cost(operands, targets, output)
         costs.append((cost + work(targets) if cost and work else cost, targets, output))
     _, targets, output = min(costs, key=lambda one: one[0])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distarray.errors import ArgumentError, ArgumentTypeError, IndexingError
+from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.ops.statistical._quantile_methods import (
     METHODS,
     check_quantiles,
@@ -161,9 +161,3 @@ def test_other_arguments_are_refused_as_in_numpy() -> None:
         check_quantiles("quantile", np.full((1, 1, 1), 0.5))
     with pytest.raises(ArgumentTypeError, match="real"):
         check_quantiles("quantile", [1j])
-    with pytest.raises(ArgumentError, match="method='best'"):
-        find_places("best", 3, np.asarray(0.5))
-    with pytest.raises(IndexingError):
-        find_places("linear", 0, np.asarray(0.5))
-    with pytest.raises(IndexingError):
-        median_places(0)
