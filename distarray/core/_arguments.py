@@ -385,13 +385,7 @@ def is_stored(source: Any) -> bool:
 
 
 def check_device(block: Buffer, mesh: DeviceMesh, call: str) -> None:
-    """Refuse a block that is not where the blocks of a mesh are.
-
-    Raises
-    ------
-    DeviceError
-        See above.
-    """
+    """Refuse a block that is not where the blocks of a mesh are."""
     if not _backend.is_here(block, mesh.device):
         have, want = _backend.device_of(block), mesh.device
         if _backend.kind_of(want) == "cuda":

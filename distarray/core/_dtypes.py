@@ -57,13 +57,7 @@ KINDS = {
 
 
 def check_kinds(name: str, dtypes: Sequence[Any], kinds: str) -> None:
-    """Refuse dtypes of other kinds than a function computes with.
-
-    Raises
-    ------
-    DTypeError
-        See above.
-    """
+    """Refuse dtypes of other kinds than a function computes with."""
     if any(dtype.kind not in kinds for dtype in dtypes):
         raise DTypeError(
             f"{name} of {', '.join(map(str, dtypes))}: takes "

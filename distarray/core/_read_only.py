@@ -68,11 +68,6 @@ def check_writable(name: str, x: BaseArray) -> None:
     """Refuse to write into an array that is read-only; else forget what was reduced of it.
 
     What fused functions have put off is computed before, as it may read the array.
-
-    Raises
-    ------
-    ReadOnlyError
-        See above.
     """
     for trace in open_traces.get(get_ident(), ()):
         trace.flush()

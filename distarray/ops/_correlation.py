@@ -125,13 +125,7 @@ def average(
 
 
 def _align_weights(x: Any, axis: Any, weights: Any) -> Any:
-    """Return weights in a shape that broadcasts to that of `x`.
-
-    Raises
-    ------
-    ArgumentTypeError, ShapeError
-        See `average`.
-    """
+    """Return weights in a shape that broadcasts to that of `x`."""
     if weights.shape == x.shape:
         return weights
     if axis is None:
@@ -263,13 +257,7 @@ def cov(
 
 
 def _read_weights(weights: Any, name: str, count: int) -> Any:
-    """Return the weights of observations as floating-point numbers.
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        See `cov`.
-    """
+    """Return the weights of observations as floating-point numbers."""
     if weights is None:
         return None
     weights = without_partial("cov", weights)

@@ -301,13 +301,7 @@ def trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Any:
 
 
 def _mask_for(name: str, x: Any, mask: Any) -> Any:
-    """Return booleans of the shape of an array that is to be changed.
-
-    Raises
-    ------
-    ShapeError
-        If there are more or fewer.
-    """
+    """Return booleans of the shape of an array that is to be changed."""
     check_target(name, x)
     mask = truths(mask, name)
     if mask.size != x.size:
@@ -319,13 +313,7 @@ def _mask_for(name: str, x: Any, mask: Any) -> Any:
 
 
 def _check_safe(name: str, x: Any, values: Any) -> None:
-    """Refuse arrays of values that the array does not hold, as NumPy does for these functions.
-
-    Raises
-    ------
-    DTypeError
-        See above.
-    """
+    """Refuse arrays of values that the array does not hold, as NumPy does for these functions."""
     dtype = getattr(values, "dtype", x.dtype)
     if not np.can_cast(dtype, x.dtype, "safe"):
         raise DTypeError(

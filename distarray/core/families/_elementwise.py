@@ -200,15 +200,7 @@ def call(op: Op, /, *operands: Any, **options: Any) -> Any:
 
 
 def _read_options(op: Op, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (out, where, what else the local call gets).
-
-    Raises
-    ------
-    ArgumentTypeError
-        For more or fewer of `out` than results, a `signature` that is none, an `order` not kept.
-    ArgumentError
-        For a `casting` that there is not.
-    """
+    """Return (out, where, what else the local call gets)."""
     out = options.get("out")
     where = options.get("where", True)
     extra: dict[str, Any] = {}
@@ -321,13 +313,7 @@ def _dtypes(op: Op, call: Call) -> tuple[Any, Any]:
 
 
 def _result_dtypes(op: Op, dtypes: Sequence[Any], static: Any) -> tuple[Any, ...]:
-    """Return the dtype of each result, as NumPy promotes.
-
-    Raises
-    ------
-    DTypeError
-        If the function does not take these dtypes.
-    """
+    """Return the dtype of each result, as NumPy promotes."""
     key = (op, static, *dtypes)
     found = _promoted.get(key)
     if found is None:

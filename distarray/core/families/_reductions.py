@@ -277,15 +277,7 @@ def loop_dtype(name: str, ufunc: np.ufunc, dtype: Any, out: Any) -> Any:
 
 
 def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
-    """Return `initial` as an item of the result's dtype, as NumPy takes it.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If the reduction takes none.
-    ArgumentError
-        If it is not one number that fits the dtype.
-    """
+    """Return `initial` as an item of the result's dtype, as NumPy takes it."""
     if "initial" not in op.accepts:
         raise ArgumentTypeError(f"{op.name}() takes no initial=")
     item = np.empty((), dtype)
@@ -339,13 +331,7 @@ def normalize_mask(name: str, x: BaseArray, where: Any) -> Any:
 
 
 def check_fits(name: str, out: Any, shape: Shape, dtype: Any) -> None:
-    """Refuse an `out` of another shape or kind than the result has, before anything is sent.
-
-    Raises
-    ------
-    ShapeError, DTypeError
-        See above.
-    """
+    """Refuse an `out` of another shape or kind than the result has, before anything is sent."""
     if out.shape != shape:
         raise ShapeError(f"{name} gives shape {shape}, but out= has {out.shape}")
     if text_converts(dtype, out.dtype) or not np.can_cast(dtype, out.dtype, "same_kind"):
@@ -630,13 +616,7 @@ def _check_reorderable(op: Op, ndim: int, dtype: Any, axes: tuple[int, ...]) -> 
 
 
 def check_whole(op: Op, layout: Layout, axes: Sequence[int]) -> None:
-    """Refuse axes that are cut, along which results of blocks do not combine.
-
-    Raises
-    ------
-    ArgumentTypeError
-        See above.
-    """
+    """Refuse axes that are cut, along which results of blocks do not combine."""
     cut = [axis for axis in axes if layout.partition(axis).count > 1]
     if cut:
         raise ArgumentTypeError(

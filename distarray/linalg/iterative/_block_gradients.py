@@ -275,13 +275,7 @@ class _Block:
         return [size_of(one) for one in squares]
 
     def _add_up(self, *products: np.ndarray) -> list[np.ndarray]:
-        """Return the sums of all processes' arrays of products (one reduction).
-
-        Raises
-        ------
-        LinAlgError
-            If they are not finite.
-        """
+        """Return the sums of all processes' arrays of products (one reduction)."""
         space = self._space
         sums = np.array(space.add_up(np.concatenate(products, axis=None).tolist()), space.wide)
         if not np.isfinite(sums).all():
@@ -291,13 +285,7 @@ class _Block:
         return [part.reshape(one.shape) for part, one in pairs]
 
     def _choose(self, rows: int) -> None:
-        """Put the best vectors that rows span in the place of the first, and new directions.
-
-        Raises
-        ------
-        LinAlgError
-            If they span too little, or numbers are not finite.
-        """
+        """Put the best vectors that rows span in the place of the first, and new directions."""
         space, count = self._space, self._count
         products = [
             space.multiply_rows(self._vectors.rows[:rows], one.rows[:rows])

@@ -73,13 +73,7 @@ def _start_space(
 
 
 def _start(space: Space, block: Any) -> tuple[Any, float]:
-    """Return a first vector, neither large nor small, and its size.
-
-    Raises
-    ------
-    LinAlgError
-        If it has none.
-    """
+    """Return a first vector, neither large nor small, and its size."""
     block, _, square = space.normalize(block, space.multiply((block, block))[0].real)
     size = size_of(square)
     if not (is_finite(size) and size > 0):

@@ -85,13 +85,7 @@ def _cut_out(block: Buffer, whole: Layout, layout: Layout) -> Any:
 
 
 def check_bytes(layout: Layout, dtype: np.dtype[Any]) -> None:
-    """Refuse blocks larger than any memory on all ranks, also those whose own block is small.
-
-    Raises
-    ------
-    OutOfMemoryError
-        See above.
-    """
+    """Refuse blocks larger than any memory on all ranks, also those whose own block is small."""
     if layout.size * dtype.itemsize > sys.maxsize:
         largest = dtype.itemsize * layout.largest_block
         if largest > sys.maxsize:

@@ -50,13 +50,7 @@ def read_value(x: BaseArray, value: Any) -> Any:
 
 
 def check_device(name: str, x: BaseArray, value: BaseArray) -> None:
-    """Refuse a distributed value that is on another device.
-
-    Raises
-    ------
-    DeviceError
-        See above.
-    """
+    """Refuse a distributed value that is on another device."""
     here, there = x._layout.mesh.device, value._layout.mesh.device  # type: ignore[attr-defined]
     if here != there:
         raise DeviceError(
@@ -66,13 +60,7 @@ def check_device(name: str, x: BaseArray, value: BaseArray) -> None:
 
 
 def check_kinds(x: BaseArray, value: BaseArray) -> None:
-    """Refuse a distributed value whose items only some processes could convert.
-
-    Raises
-    ------
-    DTypeError
-        See above.
-    """
+    """Refuse a distributed value whose items only some processes could convert."""
     own, other = x._local.dtype, value._local.dtype
     if other.kind != own.kind and not (other.kind in _NUMERIC and own.kind in _NUMERIC):
         raise DTypeError(

@@ -30,13 +30,7 @@ from distarray.typing import Shape
 
 
 def _parse(subscripts: str) -> tuple[tuple[str, ...], str]:
-    """Return the letters of every operand and of the result.
-
-    Raises
-    ------
-    ArgumentError
-        If the string is not one.
-    """
+    """Return the letters of every operand and of the result."""
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     inputs = tuple(left.split(","))
     if not arrow:
@@ -70,13 +64,6 @@ def _plain_letters(subscripts: str, operands: Sequence[Any]) -> tuple[str, list[
     """Return subscripts without "..." and with each letter once per operand, and the operands.
 
     Other letters stand for "...", and diagonals for operands that have a letter twice.
-
-    Raises
-    ------
-    ArgumentError
-        If there is not a term for each operand, or the result lacks the axes of "...".
-    ShapeError
-        If axes of one letter differ.
     """
     from string import ascii_letters  # the module compiles an expression
 

@@ -159,13 +159,7 @@ def _work(_: Spec, layouts: Sequence[Layout]) -> float:
 
 
 def _outputs(step: Step) -> tuple[Layout, ...]:
-    """Return the layouts of the results.
-
-    Raises
-    ------
-    ImplicitCommunicationError
-        If a process would get copies of too much.
-    """
+    """Return the layouts of the results."""
     axes: Axes = step.call.static
     for have, get, dtype in zip(step.call.layouts, step.sources, step.call.dtypes, strict=True):
         nbytes = get.largest_block * dtype.itemsize

@@ -735,12 +735,7 @@ def _one_axis(name: str, axis: Any) -> int:
 def _arguments(
     name: str, x: Any, axis: Any, kind: Any, order: Any, descending: Any, stable: Any
 ) -> tuple[Any, int, tuple[bool, bool, tuple[str, ...]]]:
-    """Return the array that is sorted, the axis, and whether descending, whether stable, fields.
-
-    Raises
-    ------
-    AxisError, ArgumentError, ArgumentTypeError, DTypeError
-    """
+    """Return the array that is sorted, the axis, and whether descending, whether stable, fields."""
     check_distributed(name, x)
     descending = check_flag(name, "descending", descending)
     check_choice(name, "kind", kind, _KINDS)
@@ -756,13 +751,7 @@ def _arguments(
 
 
 def _fields(name: str, dtype: Any, order: Any) -> tuple[str, ...]:
-    """Return the names of the fields that are compared first.
-
-    Raises
-    ------
-    ArgumentError
-        If there are no such fields.
-    """
+    """Return the names of the fields that are compared first."""
     fields = (order,) if isinstance(order, str) else order
     known = isinstance(fields, (list, tuple)) and dtype.names is not None
     if not known or any(fields.count(one) != 1 or one not in dtype.names for one in fields):
@@ -773,12 +762,7 @@ def _fields(name: str, dtype: Any, order: Any) -> tuple[str, ...]:
 
 
 def _check_places(name: str, x: Any, kth: Any, axis: Any, kind: Any) -> None:
-    """Refuse places that an axis does not have.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-    """
+    """Refuse places that an axis does not have."""
     check_distributed(name, x)
     check_choice(name, "kind", kind, ["introselect"])
     size = x.size if axis is None else x.shape[normalize_axis(axis, x.ndim)]

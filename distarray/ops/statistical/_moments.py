@@ -68,13 +68,7 @@ from distarray.typing import Buffer
 
 
 def _mean_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
-    """Return the dtype of the sum, which is wider than the mean of half precision, and the mean's.
-
-    Raises
-    ------
-    DTypeError
-        If sums in the wanted dtype are of another kind.
-    """
+    """Return the dtypes of the sum, which is wider in half precision, and of the mean."""
     dtype, wanted = call.dtypes[0], call.static[1]
     if wanted is None:
         total = state_dtype(dtype)

@@ -474,17 +474,7 @@ def _run(
 
 
 def _normalize_weights(name: str, a: BaseArray, weights: Any, axes: Any) -> Any:
-    """Return weights, of the array's shape or along the reduced axes, as an operand of its shape.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If they have another shape, and no axis is given.
-    ShapeError
-        If their shape is not that of the reduced axes.
-    ArgumentError
-        If one is negative.
-    """
+    """Return weights, given for all items or along the reduced axes, as an operand for all."""
     if not isinstance(weights, BaseArray):
         weights = np.asarray(as_block(normalize_operand(f"{name}(weights=)", weights)))
     if weights.dtype.kind not in "biuf":

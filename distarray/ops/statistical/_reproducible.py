@@ -35,13 +35,7 @@ _STATES_AT_ONCE = 512
 
 
 def _check_dtype(dtype: Any, wanted: Any) -> Any:
-    """Return the dtype of the sum of items of a dtype.
-
-    Raises
-    ------
-    DTypeError
-        If it is not float64 or complex128 at most, or complex items would become real.
-    """
+    """Return the dtype of the sum of items of a dtype."""
     result = (dtype if wanted is None else np.dtype(wanted)).newbyteorder("=")
     widest = any(_part(one).itemsize > 8 for one in (dtype, result))
     if widest or not np.can_cast(dtype, result, "same_kind"):

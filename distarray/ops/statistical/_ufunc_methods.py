@@ -164,13 +164,7 @@ def _reduction_at(ufunc: np.ufunc) -> Callable[..., Any]:
 
 
 def _read_indices(name: str, indices: Any, length: int) -> np.ndarray:
-    """Return indices, which every process gets, as an array of one axis.
-
-    Raises
-    ------
-    IndexingError
-        If they are no integers, or one is out of range.
-    """
+    """Return indices, which every process gets, as an array of one axis."""
     given = indices if isinstance(indices, BaseArray) else plain_buffer(indices, name)
     if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
         raise IndexingError(
