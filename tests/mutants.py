@@ -1265,7 +1265,7 @@ MUTANTS = (
     ),
     Mutant(
         "the widths of a halo before and after blocks are exchanged",
-        "ops/families/_rims.py",
+        "ops/families/_halos.py",
         "return start - before, stop + after",
         "return start - after, stop + before",
         ("array/test_halo.py::test_halo_is_the_block_of_the_padded_array",),

@@ -1,6 +1,6 @@
-"""Halos: blocks inside larger ones, whose rims have copies of the neighbours' items (ghost cells).
+"""Halos: blocks inside larger ones, whose edges have copies of the neighbours' items (ghost cells).
 
-One exchange fills or renews a rim: each process takes from every block that its own rim meets, over
+One exchange fills or renews edges: each process takes from every block that its own meet, over
 corners as well, the box that they have in common. So nothing travels twice, and no axis waits for
 another. In a node the boxes are read where they lie.
 """
@@ -27,13 +27,13 @@ from distarray.errors import DistArrayError, DTypeError, ShapeError
 from distarray.layout import Layout
 from distarray.ops import (
     Exchange,
-    Rim,
-    RimOfBlock,
+    HaloPlan,
+    HaloSpec,
     fill_in,
     fill_views,
-    read_rim,
+    plan_halo,
+    read_halo,
     refuse_exchange,
-    rim_of_block,
     run_exchange,
     target_views,
 )
@@ -54,14 +54,16 @@ class Halo:
         The distributed array whose blocks are these interiors. It looks at their memory.
     """
 
-    def __init__(self, block: Buffer, layout: Layout, found: RimOfBlock | None, rim: Rim) -> None:
+    def __init__(
+        self, block: Buffer, layout: Layout, found: HaloPlan | None, spec: HaloSpec
+    ) -> None:
         self.block = block
         self.interior = (slice(None),) * layout.ndim if found is None else found.interior
         self.array = new_array(block[self.interior or ...], layout)
         self._exchange = None if found is None else found.again.exchange
         if found is not None:  # views are made once, as halos are renewed often
             self._targets = target_views(found.again.exchange, block)
-            self._fills = fill_views(found.again.fills, block, rim.constants)
+            self._fills = fill_views(found.again.fills, block, spec.constants)
 
     def __repr__(self) -> str:
         return f"Halo({self.array.layout})"
@@ -219,15 +221,15 @@ def halo(x: Any, width: Any, boundary: Any = None, *, async_op: bool = False) ->
     """
     layout = check_distributed("halo", x)._layout.without_partial()
     async_op = check_flag("halo", "async_op", async_op)
-    rim = read_rim("halo", width, boundary, layout, x.dtype)
+    spec = read_halo("halo", width, boundary, layout, x.dtype)
     if x._layout.has_partial:
         x = reduce_partial("halo", x)
     block, mesh = x._local, layout.mesh
     if mesh.coordinate is None:
-        outside = Halo(_memory.empty(block.shape, x.dtype, mesh.device), layout, None, rim)
+        outside = Halo(_memory.empty(block.shape, x.dtype, mesh.device), layout, None, spec)
         return run_now(lambda _: outside) if async_op else outside
-    found = rim_of_block("halo", layout, rim, x.dtype)
-    made = Halo(_memory.empty(found.first.shape, x.dtype, mesh.device), layout, found, rim)
+    found = plan_halo("halo", layout, spec, x.dtype)
+    made = Halo(_memory.empty(found.first.shape, x.dtype, mesh.device), layout, found, spec)
     if not async_op:
         return made._begin(found.first.exchange, block)
     return _in_background(found.first.exchange, lambda exchange: made._begin(exchange, block))

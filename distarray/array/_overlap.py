@@ -25,7 +25,15 @@ from distarray.core import (
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Layout, kept
-from distarray.ops import Rim, RimOfBlock, fill_in, fill_views, read_rim, rim_of_block, run_exchange
+from distarray.ops import (
+    HaloPlan,
+    HaloSpec,
+    fill_in,
+    fill_views,
+    plan_halo,
+    read_halo,
+    run_exchange,
+)
 from distarray.typing import Buffer, Shape
 
 Key = tuple[slice, ...]
@@ -53,14 +61,14 @@ class Parts(NamedTuple):
     """What slabs need of the block: where it goes in the block with edges, where it lies."""
 
 
-def parts_of_block(layout: Layout, rim: Rim, found: RimOfBlock) -> Parts | None:
+def parts_of_block(layout: Layout, spec: HaloSpec, found: HaloPlan) -> Parts | None:
     """Return how this process computes its block in parts; None where the block is too short."""
     sizes = layout.local_shape()
     edges = tuple(
         (inner.start, wide - inner.stop)
         for inner, wide in zip(found.interior, found.first.shape, strict=True)
     )
-    return _parts(sizes, edges, rim.widths)
+    return _parts(sizes, edges, spec.widths)
 
 
 @kept(1024)
@@ -107,12 +115,12 @@ def _key(box: Sequence[Pair], shift: Sequence[int] | None = None) -> Key:
     return tuple(slice(p + s, q + s) for (p, q), s in zip(box, shift, strict=True))
 
 
-def _surround_slabs(block: Buffer, found: RimOfBlock, rim: Rim, parts: Parts) -> Buffer:
+def _surround_slabs(block: Buffer, found: HaloPlan, spec: HaloSpec, parts: Parts) -> Buffer:
     """Return a block with edges of which nothing is set but what slabs need (collective)."""
     out = _memory.empty(found.first.shape, block.dtype, _backend.device_of(block))
     copy_boxes([(out[to], block[source]) for to, source in parts.copies], total=out.nbytes)
     run_exchange(found.edges, block, out)
-    fill_in(fill_views(found.first.fills, out, rim.constants))
+    fill_in(fill_views(found.first.fills, out, spec.constants))
     return out
 
 
@@ -193,7 +201,7 @@ def map_overlap(
         raise ArgumentTypeError("map_overlap takes no depth=; pass it as width=")
     mesh, first = mesh_and_first("map_overlap", func, arrays)
     layout = first.without_partial()
-    rims = {}
+    specs = {}
     for i, x in enumerate(arrays):
         if isinstance(x, BaseArray):
             if x.shape != layout.shape:
@@ -201,24 +209,24 @@ def map_overlap(
                     f"map_overlap of shapes {layout.shape} and {x.shape}; they must be equal: pass "
                     "others as plain arrays, or make a halo of each"
                 )
-            rims[i] = read_rim("map_overlap", width, boundary, layout, x.dtype)
+            specs[i] = read_halo("map_overlap", width, boundary, layout, x.dtype)
     blocks = list(arrays)
-    for i in rims:
+    for i in specs:
         blocks[i] = move("map_overlap", arrays[i]._local, lift(arrays[i]._layout, mesh), layout)
     shape = layout.local_shape()
-    one = next(iter(rims))
+    one = next(iter(specs))
     if mesh.coordinate is None:
         return new_array(_memory.empty(shape, arrays[one].dtype, mesh.device), layout)
     found = {
-        i: rim_of_block("map_overlap", layout, rim, blocks[i].dtype) for i, rim in rims.items()
+        i: plan_halo("map_overlap", layout, spec, blocks[i].dtype) for i, spec in specs.items()
     }
-    parts = parts_of_block(layout, rims[one], found[one]) if interior_first else None
+    parts = parts_of_block(layout, specs[one], found[one]) if interior_first else None
     wide = list(blocks)
-    for i, rim in rims.items():
+    for i, spec in specs.items():
         if parts is None:
-            wide[i] = found[i].first.around(blocks[i], rim.constants)
+            wide[i] = found[i].first.around(blocks[i], spec.constants)
         else:
-            wide[i] = _surround_slabs(blocks[i], found[i], rim, parts)
+            wide[i] = _surround_slabs(blocks[i], found[i], spec, parts)
             blocks[i] = _backend.make_read_only(blocks[i])
 
     def call(given: Sequence[Any], expected: Shape) -> Buffer:
@@ -240,7 +248,7 @@ def map_overlap(
             inside = parts.interior or ...
             copy_box(out[inside], interior[inside] if trim else interior)
         for needs, inner, target in parts.slabs:
-            slab = [x[needs] if i in rims else x for i, x in enumerate(wide)]
+            slab = [x[needs] if i in specs else x for i, x in enumerate(wide)]
             piece = call(slab, _shape(needs if trim else target))
             if piece.dtype != out.dtype:
                 raise DTypeError(

@@ -224,15 +224,15 @@ from distarray.ops.elementwise._transcendental import (
     tan,
     tanh,
 )
+from distarray.ops.families._halos import HaloPlan as HaloPlan
+from distarray.ops.families._halos import HaloSpec as HaloSpec
+from distarray.ops.families._halos import plan_halo as plan_halo
+from distarray.ops.families._halos import read_halo as read_halo
 from distarray.ops.families._neighbours import Fill as Fill
 from distarray.ops.families._neighbours import fill_in as fill_in
 from distarray.ops.families._neighbours import fill_views as fill_views
 from distarray.ops.families._relabel import replace_axes as replace_axes
 from distarray.ops.families._relabel import uncut_axes as uncut_axes
-from distarray.ops.families._rims import Rim as Rim
-from distarray.ops.families._rims import RimOfBlock as RimOfBlock
-from distarray.ops.families._rims import read_rim as read_rim
-from distarray.ops.families._rims import rim_of_block as rim_of_block
 from distarray.ops.families._selection import expand as expand
 from distarray.ops.families._selection import normalize_key as normalize_key
 from distarray.ops.families._values import give_values as give_values

@@ -31,10 +31,10 @@ from distarray.layout import Layout
 from distarray.ops.elementwise._arithmetic import divide, multiply, subtract
 from distarray.ops.elementwise._logic import equal
 from distarray.ops.elementwise._rounding import astype, floor, round
+from distarray.ops.families._halos import check_counts, read_pairs, read_widths
 from distarray.ops.families._lines import make_whole
 from distarray.ops.families._neighbours import Constants, Reach, Reaches, crosses, surround
 from distarray.ops.families._relabel import resize_axis
-from distarray.ops.families._rims import check_counts, read_pairs, read_widths
 from distarray.ops.indexing._items import getitem
 from distarray.ops.indexing._values import read_value
 from distarray.ops.manipulation._joining import join, repeat

@@ -20,14 +20,14 @@ from distarray.layout import Layout, Placement, kept
 from distarray.ops import (
     Exchange,
     Fill,
+    HaloSpec,
     Pair,
-    Rim,
     Window,
     fill_in,
     fill_views,
-    read_rim,
+    plan_halo,
+    read_halo,
     refuse_exchange,
-    rim_of_block,
     run_exchange,
 )
 from distarray.torch._buffers import buffer_of, check_travels, empty, tensor_of, wire_dtype
@@ -44,13 +44,13 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, layout: Layout, rim: Rim, name: str
+        ctx: Any, tensor: torch.Tensor, layout: Layout, spec: HaloSpec, name: str
     ) -> torch.Tensor:
-        ctx.how = layout, rim
-        around = rim_of_block(name, layout, rim, tensor.dtype).first
+        ctx.how = layout, spec
+        around = plan_halo(name, layout, spec, tensor.dtype).first
         out = empty(prod(around.shape), tensor).reshape(around.shape)
         result = tensor_of(run_exchange(around.exchange, buffer_of(tensor), out))
-        fill_in(fill_views(around.fills, result, rim.constants))
+        fill_in(fill_views(around.fills, result, spec.constants))
         return result
 
     @staticmethod
@@ -62,9 +62,9 @@ class _Transposed(torch.autograd.Function):
     """Add the edges to the blocks that they are of; the gradient of that has edges again."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor, layout: Layout, rim: Rim) -> torch.Tensor:
-        ctx.how = layout, rim._replace(constants=((0, 0),) * layout.ndim), _WITH_GRADIENT
-        way = _way_back(layout, rim, gradient.dtype)
+    def forward(ctx: Any, gradient: torch.Tensor, layout: Layout, spec: HaloSpec) -> torch.Tensor:
+        ctx.how = layout, spec._replace(constants=((0, 0),) * layout.ndim), _WITH_GRADIENT
+        way = _way_back(layout, spec, gradient.dtype)
         source = gradient.detach()
         if way.fills:
             source = source.clone()
@@ -95,8 +95,8 @@ class _WayBack(NamedTuple):
 
 
 @kept(1024)
-def _way_back(layout: Layout, rim: Rim, dtype: torch.dtype) -> _WayBack:
-    found = rim_of_block(_WITH_GRADIENT, layout, rim, dtype)
+def _way_back(layout: Layout, spec: HaloSpec, dtype: torch.dtype) -> _WayBack:
+    found = plan_halo(_WITH_GRADIENT, layout, spec, dtype)
     there = found.edges
     own = there.communicator.rank
     block = np.broadcast_to(np.int8(0), layout.local_shape())
@@ -193,10 +193,10 @@ def halo(
     dtype = wire_dtype(tensor.dtype)
     if tensor.is_floating_point():  # also bfloat16, which NumPy does not know
         dtype = np.dtype(float)
-    rim = read_rim("dt.halo", width, boundary, layout, dtype)
+    spec = read_halo("dt.halo", width, boundary, layout, dtype)
     constants = tuple(
         (None, None) if before is None else (before.item(), after.item())
-        for before, after in rim.constants
+        for before, after in spec.constants
     )
     needs = tensor.requires_grad and torch.is_grad_enabled()
     name = _WITH_GRADIENT if needs else "dt.halo"
@@ -205,7 +205,7 @@ def halo(
             tensor = reduce_partial(tensor, source)
         check_block(tuple(tensor.shape), layout)
     except (LayoutError, MismatchError) as error:  # which only some ranks may know
-        refuse_exchange(rim_of_block(name, layout, rim, tensor.dtype).first.exchange, str(error))
+        refuse_exchange(plan_halo(name, layout, spec, tensor.dtype).first.exchange, str(error))
         raise
-    result: torch.Tensor = _Halo.apply(tensor, layout, rim._replace(constants=constants), name)
+    result: torch.Tensor = _Halo.apply(tensor, layout, spec._replace(constants=constants), name)
     return result

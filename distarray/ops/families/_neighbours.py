@@ -248,7 +248,7 @@ def fetch(layout: Layout, axis: int, reach: Reach, what: str) -> Callable[[Buffe
     return surround(layout, {axis: (reach, None)}, what).around
 
 
-def fetch_rims(
+def fetch_halos(
     layout: Layout, axis: int, reach: Reach, what: str
 ) -> Callable[[Buffer], tuple[Buffer, Buffer]]:
     """Return the function of a block that gives what lies before and behind it in its stretch.

@@ -32,7 +32,7 @@ from distarray.typing import Box, Buffer, Coordinate, Shape
 WHOLE = slice(None)
 
 _SHORT_BYTES: Final = 4096
-"""Between nodes a block goes whole up to this size, of which others need a rim: more would take
+"""Between nodes a block goes whole up to this size, of which others need a halo: more would take
 longer than a few bytes (measured on two ranks of Zen 5 over MPICH 5: 8 KiB 4 us longer)."""
 
 

@@ -30,7 +30,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ShapeError
 from distarray.layout import Layout
 from distarray.ops.elementwise._rounding import conj
-from distarray.ops.families._neighbours import Reach, fetch, fetch_rims, own_block, sent
+from distarray.ops.families._neighbours import Reach, fetch, fetch_halos, own_block, sent
 from distarray.ops.families._relabel import carry_cuts
 from distarray.typing import Buffer
 
@@ -120,7 +120,7 @@ def _bind_long(step: Step, reach: Reach, shift: int, text: str) -> Callable[...,
         (low, high), (first, last) = reach(block), partition.bounds(block)
         return (min(low, first), max(high, last)) if low < high else (first, last)
 
-    get = fetch_rims(source, 0, widen, text)
+    get = fetch_halos(source, 0, widen, text)
     first, last, length = start + shift - begin, stop + shift - begin, end - begin
 
     def slide(block: Buffer, weights: Buffer) -> Buffer:

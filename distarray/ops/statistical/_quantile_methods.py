@@ -95,8 +95,8 @@ def find_places(method: str, count: int, q: np.ndarray) -> Places:
     weight = exact - previous
     weight = np.asarray(_WEIGHTS.get(method, lambda weight, _: weight)(weight, exact), exact.dtype)
     # Negative places are those of the last items.
-    both = [np.asarray(one.astype(np.int64) % count) for one in (previous, following)]
-    return Places(*both, weight)
+    previous, following = (np.asarray(x.astype(np.int64) % count) for x in (previous, following))
+    return Places(previous, following, weight)
 
 
 def interpolate(previous: Buffer, following: Buffer, places: Places, weak: bool) -> Buffer:

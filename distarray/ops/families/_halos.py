@@ -1,4 +1,4 @@
-"""Rims of blocks: how wide they are, what lies in them past the ends of the array, who has it."""
+"""Halos of blocks: how wide they are, what lies in them past the ends of the array, who has it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDARIES = {
 """Names of what lies past the ends of an axis, and those that `numpy.pad` has for them."""
 
 
-class Rim(NamedTuple):
+class HaloSpec(NamedTuple):
     """What surrounds each block of an array: the same on all processes.
 
     Attributes
@@ -38,8 +38,8 @@ class Rim(NamedTuple):
     constants: tuple[tuple[Any, Any], ...]
 
 
-class RimOfBlock(NamedTuple):
-    """How this process's block of a layout gets its rim, and how that is renewed."""
+class HaloPlan(NamedTuple):
+    """How this process's block of a layout gets its halo, and how that is renewed."""
 
     first: Surroundings
     edges: Exchange
@@ -49,19 +49,19 @@ class RimOfBlock(NamedTuple):
     """Where the block lies in the surrounded one."""
 
 
-def rim_of_block(name: str, layout: Layout, rim: Rim, dtype: Any) -> RimOfBlock:
-    """Return how this process's block gets its rim, for an operation and a dtype."""
-    return _rim_of_block(name, layout, rim.widths, rim.modes, dtype)
+def plan_halo(name: str, layout: Layout, spec: HaloSpec, dtype: Any) -> HaloPlan:
+    """Return how this process's block gets its halo, for an operation and a dtype."""
+    return _plan_halo(name, layout, spec.widths, spec.modes, dtype)
 
 
 @kept(1024)
-def _rim_of_block(
+def _plan_halo(
     name: str,
     layout: Layout,
     widths: tuple[tuple[int, int], ...],
     modes: tuple[str | None, ...],
     dtype: Any,
-) -> RimOfBlock:
+) -> HaloPlan:
     reaches = {
         axis: (_reach(layout, axis, pair, mode), mode)
         for axis, (pair, mode) in enumerate(zip(widths, modes, strict=True))
@@ -76,7 +76,7 @@ def _rim_of_block(
     text = f"{name} of {dtype}: {widths} with {modes} around {layout!r}"
     first = surround(layout, reaches, text)
     again = surround(layout, reaches, f"{text}, again", inside=True)
-    return RimOfBlock(first, _edges(first.exchange, interior), again, tuple(interior))
+    return HaloPlan(first, _edges(first.exchange, interior), again, tuple(interior))
 
 
 def _edges(exchange: Exchange, interior: Sequence[slice]) -> Exchange:
@@ -115,8 +115,8 @@ def _reach(layout: Layout, axis: int, widths: tuple[int, int], mode: str | None)
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def read_rim(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) -> Rim:
-    """Return the rim that users' arguments ask for, which are read once.
+def read_halo(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) -> HaloSpec:
+    """Return the halo that arguments of users ask for, which are read once.
 
     Raises
     ------
@@ -127,9 +127,9 @@ def read_rim(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) -
         If a width is no integer.
     """
     key = name, repr(width), repr(boundary), layout, dtype
-    found: Rim | None = _read[key]
+    found: HaloSpec | None = _read[key]
     if found is None:
-        found = _read_rim(name, width, boundary, layout, dtype)
+        found = _read_halo(name, width, boundary, layout, dtype)
         remember(_read, key, found)
     return found
 
@@ -138,7 +138,7 @@ _read = cache()
 """Rims by arguments as they are written: 1 and 1.0 are equal, but no integers both."""
 
 
-def _read_rim(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) -> Rim:
+def _read_halo(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) -> HaloSpec:
     widths = tuple(read_widths(name, "width", width, layout.ndim))
     modes: list[str | None] = []
     constants = []
@@ -162,7 +162,7 @@ def _read_rim(name: str, width: Any, boundary: Any, layout: Layout, dtype: Any) 
                 f"{name} with boundary={found!r} along axis {axis} of length 0: there are no items "
                 "to extend it by; pass a number, or None"
             )
-    return Rim(widths, tuple(modes), tuple(constants))
+    return HaloSpec(widths, tuple(modes), tuple(constants))
 
 
 def _boundary_of_axes(name: str, boundary: Any, ndim: int) -> list[Any]:
