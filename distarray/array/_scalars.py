@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+
 from distarray.core import BaseArray, cache, remember, replicated_layout
 from distarray.errors import ArgumentError, ArgumentTypeError, IndexingError, MeshError
 from distarray.redistribute import redistributing
@@ -44,12 +46,7 @@ def _place(x: Any, flat: int) -> tuple[int, ...]:
         ) from None
     if not -x.size <= flat < x.size:
         raise IndexingError(f"item({flat}) of an array of {x.size} items")
-    place = []
-    flat %= x.size
-    for size in reversed(x.shape):
-        flat, index = divmod(flat, size)
-        place.append(index)
-    return tuple(reversed(place))
+    return tuple(int(i) for i in np.unravel_index(flat % x.size, x.shape))
 
 
 def _zero_dimensional(x: BaseArray, what: str) -> Any:

@@ -52,6 +52,7 @@ from distarray.core._spec import (
     Panels,
     Spec,
     joining,
+    pointwise,
     reduction_spec,
 )
 from distarray.core._warnings import warn

@@ -30,6 +30,7 @@ from distarray.core import (
     method_makers,
     normalize_arrays,
     plain_buffer,
+    pointwise,
     pointwise_spec,
     register,
     run,
@@ -361,20 +362,12 @@ def _lines_key(x: Any, index: Any, along: int) -> Advanced:
 
 
 def _lines_spec(_: Op, call: Call) -> Spec:
-    along, (shape, own) = call.static, call.shapes
-    others = [1 if axis == along else size for axis, size in enumerate(shape)]
-    theirs = [1 if axis == along else size for axis, size in enumerate(own)]
-    both = broadcast_shape("take_along_axis", (tuple(others), tuple(theirs)))
-    letters = [
-        tuple(
-            axis if sizes[axis] == size and axis != along else None
-            for axis, size in enumerate(both)
-        )
-        for sizes in (shape, own)
-    ]
-    source = tuple(len(both) if axis == along else one for axis, one in enumerate(letters[0]))
-    index = tuple(along if axis == along else one for axis, one in enumerate(letters[1]))
-    return Spec((source, index), tuple(range(len(both))))
+    along = call.static
+    others = tuple([(*shape[:along], 1, *shape[along + 1 :]) for shape in call.shapes])
+    spec = pointwise(others, broadcast_shape("take_along_axis", others))
+    source, index = spec.inputs  # along the axis they have letters of their own
+    source = (*source[:along], len(source), *source[along + 1 :])
+    return spec._replace(inputs=(source, index))
 
 
 def _lines_bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:

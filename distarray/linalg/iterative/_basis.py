@@ -91,27 +91,24 @@ class Basis:
 
     def subtract(self, places: slice, coefficients: Any) -> None:
         """Subtract from some rows combinations of those before, one for each column of a matrix."""
-        space = self.space
-        weights = np.ascontiguousarray(np.array(coefficients, space.dtype).T)
-        weights = _backend.asarray(weights, _backend.device_of(self.rows))
-        count, rows = weights.shape
+        weights = self._weights(np.transpose(coefficients))
         with np.errstate(all="ignore"):
-            for tile in space.tiles(rows + count):
-                self.rows[places, tile] -= weights @ self.rows[:rows, tile]
+            for tile in self.space.tiles(sum(weights.shape)):
+                self.rows[places, tile] -= weights @ self.rows[: weights.shape[1], tile]
 
     def combine(self, coefficients: Any, target: Buffer) -> None:
         """Put the sum of the first rows, times coefficients, into a block."""
-        space = self.space
-        weights = np.array(coefficients, space.dtype)
-        weights = _backend.asarray(weights, _backend.device_of(target))
-        for tile in space.tiles(len(weights) + 1):
+        weights = self._weights(coefficients)
+        for tile in self.space.tiles(len(weights) + 1):
             target[tile] = weights @ self.rows[: len(weights), tile]
 
     def replace(self, coefficients: Any) -> None:
         """Put combinations of rows, one for each column of a matrix, in the place of the first."""
-        space = self.space
-        weights = np.ascontiguousarray(np.array(coefficients, space.dtype).T)
-        weights = _backend.asarray(weights, _backend.device_of(self.rows))
+        weights = self._weights(np.transpose(coefficients))
         count, rows = weights.shape
-        for tile in space.tiles(rows + count):
+        for tile in self.space.tiles(rows + count):
             self.rows[:count, tile] = weights @ self.rows[:rows, tile]
+
+    def _weights(self, coefficients: Any) -> Buffer:
+        found = np.array(coefficients, self.space.dtype, order="C")
+        return _backend.asarray(found, _backend.device_of(self.rows))

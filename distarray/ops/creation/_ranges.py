@@ -23,7 +23,7 @@ from distarray.ops.creation._filled import build, target_layout
 from distarray.ops.elementwise._arithmetic import power
 from distarray.ops.elementwise._rounding import astype
 from distarray.ops.families._values import ErrorsOfNumPy
-from distarray.typing import Box, Buffer
+from distarray.typing import Box, Buffer, Shape
 
 PIECE = 32 * 1024
 """Items computed at a time, so that what lies between index and value stays in the cache."""
@@ -523,19 +523,24 @@ def tri(
     [[1 0 0]
      [1 1 0]]
     """
-    rows = check_integer("tri", "N", N)
-    columns = rows if M is None else check_integer("tri", "M", M)
-    diagonal = min(max(check_integer("tri", "k", k), -rows), columns)
-    if rows < 0 or columns < 0:
-        raise ShapeError(f"tri({rows}, {columns}) has a negative size; pass 0 or more")
+    shape, diagonal = _read_diagonal("tri", {"N": N, "M": N if M is None else M}, k)
     kind = normalize_dtype(dtype)
-    layout = target_layout((rows, columns), mesh, placements, device)
+    layout = target_layout(shape, mesh, placements, device)
 
     def make(box: Box) -> Buffer:
         height, width = boxes.shape(box)
         return np.tri(height, width, diagonal + box[0][0] - box[1][0], dtype=kind)
 
     return build(layout, kind, make)
+
+
+def _read_diagonal(name: str, sizes: dict[str, Any], k: Any) -> tuple[Shape, int]:
+    """Return the shape of a matrix, and which of its diagonals `k` is, or one just outside."""
+    rows, columns = (check_integer(name, key, size) for key, size in sizes.items())
+    diagonal = min(max(check_integer(name, "k", k), -rows), columns)
+    if rows < 0 or columns < 0:
+        raise ShapeError(f"{name}({rows}, {columns}) has a negative size; pass 0 or more")
+    return (rows, columns), diagonal
 
 
 def eye(
@@ -574,13 +579,10 @@ def eye(
     [[0. 1. 0.]
      [0. 0. 1.]]
     """
-    rows = check_integer("eye", "n_rows", n_rows)
-    columns = rows if n_cols is None else check_integer("eye", "n_cols", n_cols)
-    diagonal = min(max(check_integer("eye", "k", k), -rows), columns)
-    if rows < 0 or columns < 0:
-        raise ShapeError(f"eye({rows}, {columns}) has a negative size; pass 0 or more")
+    sizes = {"n_rows": n_rows, "n_cols": n_rows if n_cols is None else n_cols}
+    shape, diagonal = _read_diagonal("eye", sizes, k)
     kind = normalize_dtype(dtype)
-    layout = target_layout((rows, columns), mesh, placements, device)
+    layout = target_layout(shape, mesh, placements, device)
 
     def make(box: Box) -> Buffer:
         block = _memory.zeros(boxes.shape(box), kind)

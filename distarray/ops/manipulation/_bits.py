@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,6 @@ from distarray.typing import Buffer
 
 _BYTE = np.dtype(np.uint8)
 _ORDERS = ("big", "little")
-
-
-def _dtypes(_: Op, __: Call) -> tuple[Any, Any]:
-    return _BYTE, _BYTE
 
 
 def _spec(op: Op, call: Call) -> Layouts:
@@ -65,8 +62,8 @@ def _unpack(block: np.ndarray, *, axis: int, count: int, bitorder: Any) -> np.nd
     return np.unpackbits(block, axis=axis, count=count, bitorder=bitorder)
 
 
-_packed = Op("packbits", np.packbits, _spec, dtypes=_dtypes, bind=_bind)
-_unpacked = Op("unpackbits", np.unpackbits, _spec, dtypes=_dtypes, bind=_bind)
+_packed = Op("packbits", np.packbits, _spec, dtypes=lambda *_: (_BYTE, _BYTE), bind=_bind)
+_unpacked = replace(_packed, name="unpackbits", local=np.unpackbits)
 
 
 def _arguments(name: str, x: Any, axis: Any, order: Any, kinds: str) -> tuple[Any, int]:

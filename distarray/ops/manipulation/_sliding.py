@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from distarray.core import (
     Layouts,
     Op,
     Step,
+    as_integers,
     check_distributed,
     describe,
     functions,
@@ -141,11 +141,7 @@ functions[np.lib.stride_tricks.sliding_window_view] = sliding_window_view
 
 def _integers(name: str, key: str, value: Any) -> list[int]:
     try:
-        return [operator.index(value)]
-    except TypeError:
-        pass
-    try:
-        return [operator.index(one) for one in value]
+        return [*as_integers(value)]
     except TypeError:
         raise ArgumentTypeError(
             f"{name} got {key}={describe(value)}; pass an integer, or several"

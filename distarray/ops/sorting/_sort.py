@@ -699,7 +699,9 @@ def sort_in_place(
     [1 2 3]
     """
     check_writable("sort", check_distributed("sort", x))
-    given = sort(x, _one_axis("sort", axis), kind, order, descending=descending, stable=stable)
+    given = sort(
+        x, check_integer("sort", "axis", axis), kind, order, descending=descending, stable=stable
+    )
     write_out("sort", x, given)
 
 
@@ -722,11 +724,8 @@ def partition_in_place(
     1
     """
     check_writable("partition", check_distributed("partition", x))
-    write_out("partition", x, partition(x, kth, _one_axis("partition", axis), kind, order))
-
-
-def _one_axis(name: str, axis: Any) -> int:
-    return check_integer(name, "axis", axis)
+    axis = check_integer("partition", "axis", axis)
+    write_out("partition", x, partition(x, kth, axis, kind, order))
 
 
 # --- arguments -----------------------------------------------------------------------------------

@@ -651,74 +651,77 @@ def _quantiles_over_axes(name: str) -> Callable[..., Any]:
     return function
 
 
-_MEDIAN = _Quantiles("median", np.median)
-_NANMEDIAN = _Quantiles("nanmedian", np.nanmedian, ignores_nan=True)
 quantile = _quantiles_over_axes("quantile")
 percentile = _quantiles_over_axes("percentile")
 nanquantile = _quantiles_over_axes("nanquantile")
 nanpercentile = _quantiles_over_axes("nanpercentile")
 
 
-@register
-def median(
-    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
-) -> Any:
-    """Return the median over axes: the item in the middle or the mean of two.
+_OF_MEDIAN = """Return the median over axes: {middle} or the mean of two.
 
-    Parameters
-    ----------
-    a : array
-    axis : int or tuple of int, optional
-        Axes to reduce; default: all.
-    out : DistArray, optional
-        Where the result goes; it keeps its layout and dtype.
-    overwrite_input : bool
-        Has no effect: the items stay as they are.
-    keepdims : bool
-        Keep reduced axes with size 1.
+Parameters
+----------
+a : array
+axis : int or tuple of int, optional
+    Axes to reduce; default: all.
+out : DistArray, optional
+    Where the result goes; it keeps its layout and dtype.
+overwrite_input : bool
+    Has no effect: the items stay as they are.
+keepdims : bool
+    Keep reduced axes with size 1.
 
-    Returns
-    -------
-    DistArray
-        Of the remaining axes; NaN where an item is, or there is none. Placed as of `quantile`.
+Returns
+-------
+DistArray
+    Of the remaining axes; {missing}. Placed as of `quantile`.
 
-    Raises
-    ------
-    AxisError
-        If an axis is out of range or named twice.
-    DTypeError
-        If items have no mean.
+Raises
+------
+AxisError
+    If an axis is out of range or named twice.
+DTypeError
+    If items have no mean.
 
-    Notes
-    -----
-    Distribution: as `quantile`.
+Notes
+-----
+Distribution: as `quantile`.
 
-    Examples
-    --------
-    >>> da.median(da.asarray([[4.0, 1.0], [3.0, 2.0]]), axis=0).tolist()
-    [3.5, 1.5]
-    """
-    a = join_arrays(a)
-    if not isinstance(a, BaseArray):
-        check_out("median", a, out)
-        return np.median(a, axis, None, overwrite_input, keepdims)
-    return _run(_MEDIAN, a, axis, out, keepdims)
+Examples
+--------
+>>> da.{name}(da.asarray([[4.0, 1.0], [3.0, 2.0]]), axis=0).tolist()
+[3.5, 1.5]
+"""
 
 
-@register
-def nanmedian(
-    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
-) -> Any:
-    a = join_arrays(a)
-    if not isinstance(a, BaseArray):
-        check_out("nanmedian", a, out)
-        return np.nanmedian(a, axis, None, overwrite_input, keepdims)
-    return _run(_NANMEDIAN, a, axis, out, keepdims)
+def _median_over_axes(wanted: _Quantiles, middle: str, missing: str) -> Callable[..., Any]:
+    name = wanted.name
+
+    @register
+    @documented(_OF_MEDIAN, name, middle=middle, missing=missing)
+    def function(
+        a: Any,
+        axis: Any = None,
+        out: Any = None,
+        overwrite_input: bool = False,
+        keepdims: bool = False,
+    ) -> Any:
+        a = join_arrays(a)
+        if not isinstance(a, BaseArray):
+            check_out(name, a, out)
+            return wanted.of_lines(a, axis, None, overwrite_input, keepdims)
+        return _run(wanted, a, axis, out, keepdims)
+
+    return function
 
 
-nanmedian.__doc__ = (
-    (median.__doc__ or "")
-    .replace("the item in the middle", "of what is not NaN the item in the middle")
-    .replace("NaN where an item is, or there is none", "NaN, with a warning, where all items are")
-    .replace("median(da", "nanmedian(da")
+median = _median_over_axes(
+    _Quantiles("median", np.median),
+    "the item in the middle",
+    "NaN where an item is, or there is none",
+)
+nanmedian = _median_over_axes(
+    _Quantiles("nanmedian", np.nanmedian, ignores_nan=True),
+    "of what is not NaN the item in the middle",
+    "NaN, with a warning, where all items are",
 )

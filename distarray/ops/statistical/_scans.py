@@ -129,7 +129,7 @@ def _row(name: str, ufunc: np.ufunc, function: Callable[..., Any], flat: bool) -
         out[...] = result
         return out
 
-    hooks: dict[str, Any] = {"spec": _whole_spec, "bind": _bind_whole}
+    hooks: dict[str, Any] = {"spec": whole_spec, "bind": _bind_whole}
     if ufunc in ASSOCIATIVE:
         hooks = {"spec": _spec, "bind": _bind_reduction, "finish": _bind_scan}
     call = functools.partial(_call, flat=flat)
@@ -183,7 +183,8 @@ def _spec(op: Op, call: Call) -> Spec:
     return Spec((letters,), letters, exchanged=(call.static[0],), prefix=op.ufunc)
 
 
-def _whole_spec(op: Op, call: Call) -> Spec:
+def whole_spec(op: Op, call: Call) -> Spec:
+    """Return the spec of an operation along an axis, the first static argument, that is not cut."""
     letters = _spec(op, call).inputs[0]
     check_whole(op, call.layouts[0], call.static[:1])
     return Spec((letters,), letters)

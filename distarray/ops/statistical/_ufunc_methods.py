@@ -24,14 +24,13 @@ from distarray.core import (
     Step,
     check_fits,
     check_out,
-    check_whole,
     convert_to_unit,
     describe,
     local_dtype,
     loop_dtype,
     method_makers,
+    normalize_arrays,
     normalize_dtype,
-    normalize_operands,
     plain_buffer,
     reduce_block,
     reduction,
@@ -42,9 +41,8 @@ from distarray.core import (
 from distarray.errors import ArgumentTypeError, AxisError, IndexingError
 from distarray.layout import Layout, counted, normalize_axis
 from distarray.ops.families._values import check_one_mesh, read_values
-from distarray.ops.manipulation._reshape import reshape
 from distarray.ops.statistical._reductions import by
-from distarray.ops.statistical._scans import accumulation
+from distarray.ops.statistical._scans import accumulation, whole_spec
 from distarray.typing import Buffer
 
 # --- reduce --------------------------------------------------------------------------------------
@@ -89,11 +87,8 @@ def _identity(op: Op, dtype: Any) -> Any:
 
 def _outer(ufunc: np.ufunc) -> Callable[..., Any]:
     def outer(a: Any, b: Any, /, **options: Any) -> Any:
-        a, b = normalize_operands(f"{ufunc.__name__}.outer", [a, b])
-        a, b = (x if hasattr(x, "reshape") else np.asarray(x) for x in (a, b))
-        wide = (*a.shape, *(1,) * b.ndim)
-        a = reshape(a, wide) if isinstance(a, BaseArray) else a.reshape(wide)
-        return row_of(ufunc)(a, b, **options)
+        a, b = normalize_arrays(f"{ufunc.__name__}.outer", [a, b])
+        return row_of(ufunc)(a.reshape((*a.shape, *(1,) * b.ndim)), b, **options)
 
     return outer
 
@@ -112,7 +107,7 @@ def _reduction_at(ufunc: np.ufunc) -> Callable[..., Any]:
     whole = Op(
         name,
         local,
-        _whole_spec,
+        whole_spec,
         dtypes=_whole_dtypes,
         bind=_bind_whole,
         made=_layout_of_result,
@@ -187,12 +182,6 @@ def _reduce_slices(ufunc: np.ufunc, block: Buffer, starts: Any, axis: int, dtype
         return ufunc.reduceat(block, starts, axis, dtype)
     on_host = ufunc.reduceat(_backend.to_host(block), starts, axis, dtype)  # CuPy has none
     return _backend.asarray(on_host, _backend.device_of(block))
-
-
-def _whole_spec(op: Op, call: Call) -> Spec:
-    check_whole(op, call.layouts[0], call.static[:1])
-    letters = tuple(range(call.layouts[0].ndim))
-    return Spec((letters,), letters)
 
 
 def _whole_dtypes(op: Op, call: Call) -> tuple[Any, Any]:
