@@ -32,10 +32,6 @@ def warn_once(message: str) -> None:
 def _calling_line() -> tuple[int, FrameType]:
     """Return the frame of that line, and how many levels it is above the caller of this."""
     level, frame = 2, sys._getframe(2)
-    while frame.f_back is not None and _package(frame.f_globals) in _PASSED_OVER:
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED_OVER and frame.f_back:
         level, frame = level + 1, frame.f_back
     return level, frame
-
-
-def _package(module: dict[str, object]) -> str:
-    return str(module.get("__name__")).partition(".")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from distarray.comm import _memory
@@ -120,11 +119,7 @@ def permit_exchange(name: str, src: Layout, dst: Layout, dtype: Any) -> None:
         Under "raise", on every rank alike, before anything is sent.
     """
     if _active.get() is not None:
-        items = 1
-        for axis in range(dst.ndim):
-            offsets = dst.partition(axis).offsets
-            items *= max(stop - start for start, stop in pairwise(offsets))
-        _decide(name, f"items of {src} to other places", items * dtype.itemsize, _STAY)
+        _decide(name, f"items of {src} to other places", dst.largest_block * dtype.itemsize, _STAY)
 
 
 def permit_bytes(name: str, nbytes: int) -> None:

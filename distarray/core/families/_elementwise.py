@@ -256,12 +256,9 @@ def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: An
 
 def _static(op: Op, masked: bool, options: dict[str, Any]) -> tuple[Any, ...]:
     named = tuple([(key, _read_option(op, key, options[key])) for key in sorted(options)])
-    return masked, named, tuple([_spelling(value) for _, value in named])
-
-
-def _spelling(value: Any) -> Any:
-    """Return what tells a value from others that are equal: 0.0 from -0.0, 1 from True."""
-    return value.__class__ if value and value.__class__ in _NUMBERS else repr(value)
+    # What tells values from others that are equal: 0.0 from -0.0, 1 from True.
+    spelled = [x.__class__ if x and x.__class__ in _NUMBERS else repr(x) for _, x in named]
+    return masked, named, tuple(spelled)
 
 
 def _read_option(op: Op, key: str, value: Any) -> Any:

@@ -249,32 +249,31 @@ def fetch(layout: Layout, axis: int, reach: Reach, what: str) -> Callable[[Buffe
 
 
 def fetch_halos(
-    layout: Layout, axis: int, reach: Reach, what: str
+    layout: Layout, reach: Reach, what: str
 ) -> Callable[[Buffer], tuple[Buffer, Buffer]]:
-    """Return the function of a block that gives what lies before and behind it in its stretch.
+    """Return the function of a block that gives what lies before and behind it along axis 0.
 
     Stretches hold their blocks, which are not copied. It is collective as that of `fetch`.
     """
-    found = surround(layout, {axis: (reach, None)}, what)
-    whole, own = found.exchange, own_block(layout, axis)
-    start, stop = layout.partition(axis).bounds(own)
+    found = surround(layout, {0: (reach, None)}, what)
+    whole, own = found.exchange, own_block(layout, 0)
+    start, stop = layout.partition(0).bounds(own)
     low, high = reach(own)
 
     def close_gap(pair: Pair) -> Pair:
-        key = list(pair.target.key)
-        if key[axis].start >= stop - low:
-            key[axis] = slice(*(i - (stop - start) for i in (key[axis].start, key[axis].stop)))
-        return pair._replace(target=pair.target._replace(key=tuple(key)))
+        rows, *rest = pair.target.key
+        if rows.start >= stop - low:
+            rows = slice(rows.start - (stop - start), rows.stop - (stop - start))
+        return pair._replace(target=pair.target._replace(key=(rows, *rest)))
 
     receives = (close_gap(pair) for pair in whole.receives if pair.peer != whole.communicator.rank)
     exchange = Exchange(whole.communicator, receives, whole.sends, whole.what, whole.source)
-    shape = (*found.shape[:axis], high - low - (stop - start), *found.shape[axis + 1 :])
-    parts = [(*(WHOLE,) * axis, part) for part in (slice(start - low), slice(start - low, None))]
+    shape = (high - low - (stop - start), *found.shape[1:])
 
     def get(block: Buffer) -> tuple[Buffer, Buffer]:
         out = _memory.empty(shape, block.dtype, _backend.device_of(block))
         run_exchange(exchange, block, out)
-        return out[parts[0]], out[parts[1]]
+        return out[: start - low], out[start - low :]
 
     return get
 

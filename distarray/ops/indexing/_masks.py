@@ -244,7 +244,8 @@ def _put(x: Any, axis: int, mask: Buffer, block: Buffer) -> None:
         local = local.reshape(*local.shape[:axis], mask.size, *local.shape[axis + mask.ndim :])
         mask = mask.reshape(-1)
         before, after = local.shape[:axis], local.shape[axis + 1 :]
-        if prod(before) == 1 and block.dtype == local.dtype and not _shares(local, block, mask):
+        shares = np.may_share_memory(local, block) or np.may_share_memory(local, mask)
+        if prod(before) == 1 and block.dtype == local.dtype and not shares:
             rows = local.reshape(mask.size, *after)
             if not block.ndim:
                 expand(block, mask, rows)
@@ -255,11 +256,6 @@ def _put(x: Any, axis: int, mask: Buffer, block: Buffer) -> None:
                 return
     # By numbers of items, which NumPy is several times quicker with than with truth values.
     write(x, (*key, *np.nonzero(mask)), block, local)
-
-
-def _shares(local: Buffer, *others: Buffer) -> bool:
-    """Tell whether others may look at the memory of a block that is written into."""
-    return any(np.may_share_memory(local, other) for other in others)
 
 
 @kept(256)

@@ -39,6 +39,7 @@ from distarray.core import (
     normalize_arrays,
     normalize_operands,
     numeric,
+    pointwise,
     products_of,
     register,
     remember,
@@ -194,13 +195,8 @@ def _batch(
             f"{name} got shapes {' and '.join(map(str, shapes))}, whose leading axes do not "
             "broadcast; counted from the last of them, sizes must be equal or 1"
         ) from None
-    letters = []
-    for batch in batches:
-        shift = len(joint) - len(batch)
-        letters.append(
-            tuple(i + shift if n == joint[i + shift] else None for i, n in enumerate(batch))
-        )
-    return letters, tuple(range(len(joint)))
+    spec = pointwise(tuple(batches), joint)
+    return [*spec.inputs], spec.output
 
 
 def _matmul_letters(shapes: Sequence[Shape], _: None) -> Subscripts:

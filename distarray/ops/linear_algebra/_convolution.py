@@ -120,7 +120,7 @@ def _bind_long(step: Step, reach: Reach, shift: int, text: str) -> Callable[...,
         (low, high), (first, last) = reach(block), partition.bounds(block)
         return (min(low, first), max(high, last)) if low < high else (first, last)
 
-    get = fetch_halos(source, 0, widen, text)
+    get = fetch_halos(source, widen, text)
     first, last, length = start + shift - begin, stop + shift - begin, end - begin
 
     def slide(block: Buffer, weights: Buffer) -> Buffer:

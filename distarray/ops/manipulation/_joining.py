@@ -238,7 +238,12 @@ def cheapest(layouts: Sequence[Layout], axis: int, shape: Shape) -> tuple[list[L
     alike = len({layout.placements for layout in layouts}) == 1
     models = dict.fromkeys(layouts if alike else [layout.without_partial() for layout in layouts])
     ways = [plan_join(layouts, axis, resize_axis(model, axis, shape[axis])) for model in models]
-    return min(ways, key=lambda way: _seconds(layouts, way[0]))
+
+    def seconds(way: tuple[list[Layout], Layout]) -> float:
+        pairs = zip(layouts, way[0], strict=True)
+        return sum(estimate(layout, target, 8) for layout, target in pairs if layout is not target)
+
+    return min(ways, key=seconds)
 
 
 def plan_join(layouts: Sequence[Layout], axis: int, output: Layout) -> tuple[list[Layout], Layout]:
@@ -249,11 +254,6 @@ def plan_join(layouts: Sequence[Layout], axis: int, output: Layout) -> tuple[lis
         inputs.append(selected_layout(output, (*(WHOLE_AXIS,) * axis, part)))
         start = part[1]
     return inputs, output
-
-
-def _seconds(layouts: Sequence[Layout], targets: Sequence[Layout]) -> float:
-    pairs = zip(layouts, targets, strict=True)
-    return sum(estimate(layout, target, 8) for layout, target in pairs if layout is not target)
 
 
 def join_shapes(shapes: Sequence[Shape], axis: int) -> Shape:

@@ -185,7 +185,7 @@ def _reshape_as(x: Any, asked: Shape, copy: bool | None, contiguous: bool = Fals
             "out"
         )
     block = step.run(x._local) if step.still else step.run(*step.move((x._local,)))
-    if copy is False and not _shares(x._local, block):
+    if copy is False and block.size and not _backend.may_share_memory(x._local, block):
         raise ArgumentError(
             f"reshape of {x._layout} to {asked} with copy=False needs a copy of the block, "
             f"whose strides are {x._local.strides}; leave copy out"
@@ -251,9 +251,3 @@ def _are_unalike(layout: Layout, joined: Sequence[tuple[int, int]]) -> bool:
         if len({min(stop - start, 2) for start, stop in pairwise(offsets)}) > 1:
             return True
     return False
-
-
-def _shares(block: Buffer, result: Buffer) -> bool:
-    if not block.size:
-        return True
-    return bool(_backend.namespace_of(block).may_share_memory(block, result))

@@ -42,16 +42,13 @@ _MOST_MERGED: Final = 8
 """Runs that are merged in pairs, three times: for more, one vectorised sort is about as fast."""
 
 
-def sort_block(
-    block: Buffer, axis: int = -1, *, stable: bool = True, descending: bool = False
-) -> Buffer:
-    """Return a sorted copy of a block.
+def sort_block(block: Buffer, *, stable: bool = True, descending: bool = False) -> Buffer:
+    """Return a copy of a block, sorted along its last axis.
 
     Parameters
     ----------
     block : array
         Of a dtype that `KeyWords` takes, in native byte order.
-    axis : int
     stable : bool
         Zeros of both signs, NaNs and whatever else compares as equal stay in order. If not, they
         come as NumPy's fastest sort leaves them, which keeps no sign of a zero and no payload.
@@ -64,26 +61,19 @@ def sort_block(
     >>> sort_block(np.array([2.0, np.nan, 0.0, -0.0, -1.0]))
     array([-1.,  0., -0.,  2., nan])
     """
-    if axis == -1 and not descending:
-        return np.ascontiguousarray(_sorted(block, stable))
-    lines = block.swapaxes(axis, -1)
-    result = _sorted(lines[..., ::-1] if descending else lines, stable)
-    result = (result[..., ::-1] if descending else result).swapaxes(axis, -1)
-    return np.ascontiguousarray(result).reshape(block.shape)
+    result = _sorted(block[..., ::-1] if descending else block, stable)
+    return np.ascontiguousarray(result[..., ::-1] if descending else result)
 
 
-def argsort_block(block: Buffer, axis: int = -1, *, descending: bool = False) -> Buffer:
+def argsort_block(block: Buffer, *, descending: bool = False) -> Buffer:
     """Return the positions of the items in sorted order, int64; equal ones stay in order.
 
     Parameters are those of `sort_block`.
     """
-    if axis == -1 and not descending:
-        return np.ascontiguousarray(_order(block))
-    lines = block.swapaxes(axis, -1)
-    order = _order(lines[..., ::-1] if descending else lines)
+    order = _order(block[..., ::-1] if descending else block)
     if descending:
-        order = (lines.shape[-1] - 1 - order)[..., ::-1]
-    return np.ascontiguousarray(order.swapaxes(axis, -1)).reshape(block.shape)
+        order = (block.shape[-1] - 1 - order)[..., ::-1]
+    return np.ascontiguousarray(order)
 
 
 def merge_runs(
