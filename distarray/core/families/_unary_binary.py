@@ -27,20 +27,9 @@ def unary(
     sentence: str,
     **fields: Any,
 ) -> Op:
-    """Return the row of a function of one operand.
+    """Return the row of a function of one operand; see `elementwise`.
 
-    Parameters
-    ----------
-    name : str
-        The public name.
-    rules : tuple of Rule
-        Which Partial inputs may stay.
-    local : callable
-        The function of blocks, usually NumPy's of this name.
-    sentence : str
-        First line of the documentation.
-    **fields
-        More of an `Op`: `kinds`, where `local` is no ufunc.
+    Its documentation begins with the sentence.
     """
     op = elementwise(name, local, 1, rules, **fields)
     return _describe(op, ("x",), sentence, quick=unary_path(op))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distarray.comm import _backend, _memory
@@ -16,6 +16,7 @@ from distarray.core import (
     check_order,
     convert_on_all,
     copy_array,
+    documented,
     is_stored,
     join_arrays,
     normalize_dtype,
@@ -239,64 +240,46 @@ def asanyarray(
     return in_order(x, order)
 
 
-def ascontiguousarray(
-    obj: Any,
-    /,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return a value as a distributed array of at least one axis whose blocks lie in C order.
+_CONTIGUOUS = """Return a value as an array of at least one axis whose blocks lie in {how} order.
 
-    Parameters
-    ----------
-    obj : array_like or DistArray
-    dtype, device, mesh, placements
-        As for `asarray`.
+Parameters
+----------
+obj : array_like or DistArray
+dtype, device, mesh, placements
+    As for `asarray`.
 
-    Examples
-    --------
-    >>> import distarray as da
-    >>> da.ascontiguousarray(da.ones((2, 3)).T).to_local().flags.c_contiguous
-    True
-    """
-    return _contiguous(obj, dtype, device, mesh, placements, "C")
+Examples
+--------
+>>> import distarray as da
+>>> da.{name}(da.ones((2, 3)){turned}).to_local().flags.{flag}
+True
+"""
 
 
-def asfortranarray(
-    obj: Any,
-    /,
-    dtype: Any = None,
-    *,
-    device: Any = None,
-    mesh: Any = None,
-    placements: Sequence[Placement] | None = None,
-) -> Any:
-    """Return a value as a distributed array of at least one axis whose blocks lie in Fortran order.
+def _contiguous(name: str, how: str, flag: str, turned: str) -> Callable[..., Any]:
+    """Return the function that brings blocks into an order in memory."""
 
-    Parameters
-    ----------
-    obj : array_like or DistArray
-    dtype, device, mesh, placements
-        As for `asarray`.
+    @documented(_CONTIGUOUS, name, how=how, flag=flag, turned=turned)
+    def function(
+        obj: Any,
+        /,
+        dtype: Any = None,
+        *,
+        device: Any = None,
+        mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+    ) -> Any:
+        x = asarray(obj, dtype, device=device, mesh=mesh, placements=placements)
+        if not x.ndim:
+            layout = x._layout.replace(shape=(1,))
+            x = x._new(x._local.reshape(layout.local_shape()), layout)
+        return in_order(x, how[0])
 
-    Examples
-    --------
-    >>> import distarray as da
-    >>> da.asfortranarray(da.ones((2, 3))).to_local().flags.f_contiguous
-    True
-    """
-    return _contiguous(obj, dtype, device, mesh, placements, "F")
+    return function
 
 
-def _contiguous(obj: Any, dtype: Any, device: Any, mesh: Any, placements: Any, order: str) -> Any:
-    x = asarray(obj, dtype, device=device, mesh=mesh, placements=placements)
-    if not x.ndim:
-        layout = x._layout.replace(shape=(1,))
-        x = x._new(x._local.reshape(layout.local_shape()), layout)
-    return in_order(x, order)
+ascontiguousarray = _contiguous("ascontiguousarray", "C", "c_contiguous", ".T")
+asfortranarray = _contiguous("asfortranarray", "Fortran", "f_contiguous", "")
 
 
 def in_order(x: Any, order: str) -> Any:

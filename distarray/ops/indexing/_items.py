@@ -25,10 +25,12 @@ from distarray.core import (
     PendingWrite,
     check_writable,
     copy_array,
+    empty_block,
     run_one,
 )
-from distarray.errors import IndexingError
+from distarray.errors import ArgumentError, DTypeError, IndexingError
 from distarray.layout import DimMap, dimmap
+from distarray.ops.families._relabel import carry_cuts
 from distarray.ops.families._selection import (
     WHOLE_AXIS,
     Key,
@@ -41,7 +43,6 @@ from distarray.ops.families._selection import (
 )
 from distarray.ops.families._shape_function import relabel, shape_function
 from distarray.ops.indexing._arrays import get_by_arrays, has_index_arrays, set_by_arrays
-from distarray.ops.indexing._fields import field_names, select_fields
 from distarray.ops.indexing._gather import select_along
 from distarray.ops.indexing._keys import (
     Advanced,
@@ -115,9 +116,9 @@ def getitem(x: Any, key: Any) -> Any:
     if entries is None:
         if is_mask_of(key, x.shape):  # found without taking the key apart, which takes 20 us
             return select_by_mask(x, key, 0)
-        names = field_names(key)
+        names = _field_names(key)
         if names is not None:
-            return select_fields(x, names)
+            return _select_fields(x, names)
         array = None if type(key) is tuple else array_of(key)
         if array is not None and array.dtype.kind != "b" and x.ndim:
             return select_along(x, 0, array)
@@ -190,11 +191,11 @@ def setitem(x: Any, key: Any, value: Any) -> None:
             if not array.ndim:  # found without taking the key apart, as for reading
                 assign_by_mask(x, key, 0, array.reshape((1,) * (x.ndim - key.ndim + 1)))
                 return
-        names = field_names(key)
+        names = _field_names(key)
         if names is None:
             _set_advanced(x, parse(key, x.shape), value)
         else:
-            setitem(select_fields(x, names), ..., value)
+            setitem(_select_fields(x, names), ..., value)
         return
     found = select(_index, x, entries)
     if isinstance(value, PendingWrite):
@@ -284,6 +285,50 @@ def _same_memory(a: Buffer, b: Buffer) -> bool:
         and a.strides == b.strides
         and address_of(a) == address_of(b)
     )
+
+
+# --- fields of structures: views of the blocks, whatever the layout ------------------------------
+
+
+def _field_names(key: Any) -> Any:
+    """Return a key that is the name of a field, or a list of names; None: another one."""
+    if isinstance(key, str) or (
+        isinstance(key, list) and key and all(isinstance(one, str) for one in key)
+    ):
+        return key
+    return None
+
+
+def _select_fields(x: BaseArray, names: Any) -> Any:
+    """Return fields of a structured array, which look at its memory.
+
+    Raises
+    ------
+    IndexingError
+        If it has no fields.
+    ArgumentError
+        If it has no field of a name.
+    DTypeError
+        If its blocks are on GPUs, where fields have no views.
+    """
+    dtype, layout = x._local.dtype, x._layout
+    if dtype.names is None:
+        raise IndexingError(
+            f"an index holds the name {names!r}, and {dtype} has no fields; integers, slices, ..., "
+            "None and arrays select items"
+        )
+    for name in [names] if isinstance(names, str) else names:
+        if name not in dtype.names:
+            raise ArgumentError(f"no field is named {name!r}; those of {dtype} are {dtype.names}")
+    if not _backend.is_numpy(x._local):
+        raise DTypeError("fields of arrays on GPUs cannot be selected; use x.to_device('cpu')")
+    block = x._local[names]
+    within = block.shape[x._local.ndim :]  # of a field that is an array itself
+    if within:
+        layout = carry_cuts(layout, (*layout.shape, *within), {a: a for a in range(layout.ndim)})
+        if layout.mesh.coordinate is None:
+            block = empty_block(layout, block.dtype)
+    return x._new(block, layout)
 
 
 # --- keys with arrays and booleans ---------------------------------------------------------------
