@@ -48,8 +48,8 @@ def sort_across(
     comm : Communicator
         Of the ranks that have parts of the lines, in the order of these.
     lines : array
-        This rank's part of one line, 1-d, or of several, which all ranks have alike many of, 2-d.
-        Of a dtype that `KeyWords` takes, in native byte order and host memory; parts may be empty.
+        This rank's part of each line, of which all ranks have alike many: 2-d, of a dtype that
+        `KeyWords` takes, in native byte order and host memory; parts may be empty.
     offsets : sequence of int
         Where each rank's part of a sorted line begins, and the end of the last.
     token, what
@@ -78,13 +78,6 @@ def sort_across(
     item and its payload moves to its place, once. Memory: a sorted copy and what arrives, twice.
     Lines of at most 512 KiB, payload included, are gathered instead, and sorted on every rank.
     """
-    if lines.ndim == 1:
-        found, carried = sort_across(
-            comm, lines[None], offsets, token, what,
-            first=first, payload=[one[None] for one in payload], total=total,
-            descending=descending, stable=stable,
-        )  # fmt: skip
-        return found[0], [one[0] for one in carried]
     offsets = np.asarray(offsets, np.int64)
     total = int(offsets[-1]) if total is None else total
     count, own = len(lines), int(offsets[comm.rank + 1] - offsets[comm.rank])

@@ -429,8 +429,8 @@ def test_payload_travels_with_its_items(
         assert (places == order[:, to]).all()
         assert (carried[..., 1] == -lines).all()
         line, (place,) = sort_across(
-            comm, values[0, own], offsets, token("test"),
-            payload=[np.arange(50)[own]], descending=descending,
+            comm, values[:1, own], offsets, token("test"),
+            payload=[np.arange(50)[None, own]], descending=descending,
         )  # fmt: skip
         assert (line == values[0][order[0]][own]).all()
         assert (place == order[0][own]).all()
