@@ -29,7 +29,6 @@ from distarray.ops.creation._asarray import asarray
 from distarray.ops.indexing._items import getitem, setitem
 from distarray.ops.indexing._masks import assign_by_mask, select_by_mask
 from distarray.ops.indexing._places import flatnonzero, truths
-from distarray.ops.indexing._scatter import flat_places
 from distarray.ops.indexing._values import check_device, check_kinds, on_device, read_value
 from distarray.ops.manipulation._joining import tile
 from distarray.ops.manipulation._reshape import ravel, reshape
@@ -345,5 +344,13 @@ def _repeat(values: Any, count: int) -> Any:
 def _repeated_by_place(values: Any, like: Any) -> Any:
     """Return an array in the layout of another, with plain values repeated in C order."""
     layout = like._layout.without_partial()
-    block = np.take(_backend.to_host(values), flat_places(layout), mode="wrap")
-    return like._new(on_device(block.reshape(layout.local_shape()), like._local), layout)
+    box = layout.local_box()
+    places: Any = np.zeros(layout.local_shape(), np.int64)
+    stride = 1
+    for axis in reversed(range(layout.ndim) if box is not None else ()):
+        shape = [-1 if other == axis else 1 for other in range(layout.ndim)]
+        along = np.arange(*box[axis]) % values.size * (stride % values.size)
+        places += (along % values.size).reshape(shape)  # `take` wraps by repeated subtraction
+        stride *= layout.shape[axis]
+    block = np.take(_backend.to_host(values), places, mode="wrap")
+    return like._new(on_device(block, like._local), layout)

@@ -112,6 +112,29 @@ def test_repeated_values_go_on_from_block_to_block() -> None:
     on_ranks(program)
 
 
+def test_places_of_repeated_values_are_wrapped_along_each_axis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NumPy's `take` wraps by subtraction, again and again, which took seconds of some shapes."""
+    take, largest = np.take, [0]
+
+    def spy(values: np.ndarray, places: np.ndarray, **options: Any) -> np.ndarray:
+        largest.append(int(places.max(initial=0)))
+        return take(values, places, **options)
+
+    expected = np.zeros((8, 199))
+    np.putmask(expected, expected == 0, np.arange(100.0))
+    monkeypatch.setattr(np, "take", spy)
+
+    def program() -> None:
+        x = da.zeros((8, 199))
+        da.putmask(x, x == 0, np.arange(100.0))
+        agrees(x, expected)
+
+    on_ranks(program)
+    assert 0 < max(largest) < 2 * 100
+
+
 def test_values_are_placed_once_into_an_array_that_is_partial() -> None:
     def program() -> None:
         x = da.arange(6.0).redistribute([Partial("sum")])

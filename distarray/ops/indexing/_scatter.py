@@ -150,7 +150,7 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     value = None if len(step.sources) == 1 + n else _Value(step.sources[-1], found, place)
     varies = value is not None and value.varies
     everywhere = not any(type(p) is Shard for p in found.indices.placements)
-    places = None if _lies_in_order(found.indices, found.cutting) else flat_places(found.indices)
+    places = None if _lies_in_order(found.indices, found.cutting) else _places(found.indices)
     comm = index.communicator
     call = caller(ufunc, step.call.dtypes[-1:])
     # Owners write such rows from where they lie; but kernels of GPUs would in any order.
@@ -214,11 +214,10 @@ def _lies_in_order(index: Layout, cutting: Sequence[int]) -> bool:
     return before <= 1 and len(cut) == 1 and index.sharding_axes(cut[0]) == tuple(cutting)
 
 
-def flat_places(layout: Layout) -> np.ndarray:
-    """Return the places of this process's items in C order of the whole."""
+def _places(index: Layout) -> np.ndarray:
+    """Return the places of this rank's part of an index in C order of the whole."""
     places = np.zeros((), np.int64)
-    box = layout.local_box() or ((0, 0),) * layout.ndim
-    for (start, stop), size in zip(box, layout.shape, strict=True):
+    for (start, stop), size in zip(index.local_box() or (), index.shape, strict=True):
         places = np.add.outer(places * size, np.arange(start, stop))
     return places.reshape(-1)
 
