@@ -249,34 +249,28 @@ def nanargmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = 
     >>> int(da.nanargmax(da.asarray(np.array([1.0, np.nan, 3.0]))))
     2
     """
-    return _place_beside_nan(_nan_largest, _first_largest, x, axis, out, keepdims)
+    return _place(_nan_largest, x, axis, out, keepdims, _first_largest)
 
 
 @register
 def nanargmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: bool = False) -> Any:
-    return _place_beside_nan(_nan_smallest, _first_smallest, x, axis, out, keepdims)
+    return _place(_nan_smallest, x, axis, out, keepdims, _first_smallest)
 
 
 nanargmin.__doc__ = (nanargmax.__doc__ or "").replace("largest", "smallest")
 nanargmin.__doc__ = nanargmin.__doc__.replace("nanargmax", "nanargmin").replace("2\n", "0\n")
 
 
-def _place_beside_nan(op: Op, plain: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
-    check_out(op.name, x, out)
-    keepdims = check_flag(op.name, "keepdims", keepdims)
-    x = join_arrays(x)
-    if not isinstance(x, BaseArray):
-        return getattr(np, op.name)(x, axis, keepdims=keepdims)
-    return _place(op if x.dtype.kind in "fc" else plain, x, axis, out, keepdims)
-
-
-def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool) -> Any:
+def _place(op: Op, x: Any, axis: Any, out: Any, keepdims: bool, plain: Op | None = None) -> Any:
+    """Return the places that an operation finds, or `plain` where no item can be NaN."""
     check_out(op.name, x, out)
     keepdims = check_flag(op.name, "keepdims", keepdims)
     x = join_arrays(x)
     if not isinstance(x, BaseArray):
         block = x if _backend.is_buffer(x) else np.asarray(x)
-        return op.local(block, axis=axis, keepdims=keepdims)
+        return getattr(np, op.name)(block, axis=axis, keepdims=keepdims)
+    if plain is not None and x.dtype.kind not in "fc":
+        op = plain
     static = (None if axis is None else normalize_axis(axis, x.ndim), keepdims)
     if out is not None:
         check_fits(op.name, out, step_for(op, (x,), static).output.shape, _INDEX)
