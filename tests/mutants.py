@@ -1707,8 +1707,8 @@ MUTANTS = (
     Mutant(
         "gradients of replicas are not averaged",
         "torch/data_parallel/_reducer.py",
-        'src = Layout(replica.mesh, [Partial("avg")] * replica.mesh.ndim, buffer.shape)',
-        "src = Layout(replica.mesh, [Replicate()] * replica.mesh.ndim, buffer.shape)",
+        'src = Layout(self._mesh, [Partial("avg")] * self._mesh.ndim, buffer.shape)',
+        "src = Layout(self._mesh, [Replicate()] * self._mesh.ndim, buffer.shape)",
         ("torch/data_parallel/test_replicate.py",),
     ),
     Mutant(

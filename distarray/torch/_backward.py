@@ -20,6 +20,7 @@ from distarray.torch._compat import (
     hooks_after_accumulation_of,
     hooks_of,
     is_going_backward,
+    leaves_of,
     will_execute,
 )
 from distarray.torch._layouts import TensorMap
@@ -43,6 +44,17 @@ def is_for_all_leaves(anchor: torch.Tensor) -> bool:
     It is not inside of ``torch.autograd.grad`` and ``backward(inputs=...)``.
     """
     return will_execute(torch.autograd.graph.get_gradient_edge(anchor).node)
+
+
+def hook_gradients(values: Any, hook: Callable[[torch.Tensor], Any]) -> bool:
+    """Let a hook see the gradients of computed tensors in containers; tell whether there are any.
+
+    Leaves have gradients of all that is made of them, not of this use alone.
+    """
+    found = [x for x in leaves_of(values) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+    for tensor in found:
+        tensor.register_hook(hook)
+    return bool(found)
 
 
 class BackwardPass(ABC):

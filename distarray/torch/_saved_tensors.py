@@ -8,6 +8,7 @@ on to the hooks outside of them, so that those of checkpoints and of offloading 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -88,16 +89,14 @@ class Hooks(NamedTuple):
         return saved()
 
 
-def enter_hooks(take: Take) -> Any:
-    """Ask a function first of all that is saved; return what ends it, None where it is asked."""
+def saved_tensors_hooks(take: Take) -> AbstractContextManager[Any]:
+    """Return what lets a function be asked first of all that is saved inside."""
     outer = _compat.innermost_saved_tensor_hooks()
     owner = _owner(outer)
-    if owner is not None and owner.take is take:
-        return None
+    if owner is not None and owner.take is take:  # it is asked already
+        return nullcontext()
     hooks = Hooks(take, outer)
-    found = torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
-    found.__enter__()
-    return found
+    return torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
 
 
 def all_hooks_are_ours() -> bool:

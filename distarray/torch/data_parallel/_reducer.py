@@ -13,10 +13,12 @@ there: none is copied back, and few are held twice.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -32,6 +34,7 @@ from distarray.torch._backward import (
     awaited,
     call_hooks_after_accumulation,
     guard_hooks,
+    hook_gradients,
     pack_gradients,
 )
 from distarray.torch._buffers import dense_strides, empty, tensor_of
@@ -76,7 +79,6 @@ class Replica:
     buckets: list[Bucket] = field(default_factory=list)
     members: list[_Member] = field(default_factory=list)
     bucket_of: dict[int, int] = field(default_factory=dict)
-    awaited: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)
     """Parameters, by their ids, to whose gradients autograd is adding what is not averaged yet."""
     current: _Pass | None = None
@@ -116,13 +118,16 @@ class Replica:
         self.members = []
         for i, (node, (name, p)) in enumerate(zip(nodes, found, strict=True)):
             member = _Member(name, p, node, _kind(p), id(p) in accumulated)
-            before, after = _hooks(weakref.ref(self), i)
-            member.handles = [node.register_prehook(before), node.register_hook(after)]
+            before, after = WeakMethod(self.before), WeakMethod(self.after)
+            member.handles = [
+                node.register_prehook(partial(_call_weakly, before, i)),
+                node.register_hook(partial(_call_weakly, after, i)),
+            ]
             self.members.append(member)
         for _, p in named:
             _replicas.set(p, weakref.ref(self))
+            awaited.discard(p)
         own = [p for _, p in found]
-        self.awaited = {id(p) for p in own}
         for p in own:
             awaited.set(p, self.mesh)
         self.buckets = [
@@ -136,19 +141,17 @@ class Replica:
             self.current = _Pass(self)
         return self.current
 
-    def begin_pass_at(self, output: torch.Tensor) -> None:
+    def begin_pass_at(self, output: Any) -> None:
         """Let the pass that meets this output be the one that averages at its end.
 
         Checkpoints run passes of their own inside; the first gradients may arrive in such.
         """
-        reference = weakref.ref(self)
+        hook_gradients(output, partial(_call_weakly, WeakMethod(self.reach)))
 
-        def reach(_: torch.Tensor) -> None:
-            replica = reference()
-            if replica is not None and replica.syncing and replica.members:
-                replica.current_pass()
-
-        output.register_hook(reach)
+    def reach(self, _: torch.Tensor) -> None:
+        """Begin a backward pass, unless it is under way."""
+        if self.syncing and self.members:
+            self.current_pass()
 
     def before(self, position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Make a gradient ready to be added to, and return what is added, if other."""
@@ -161,7 +164,7 @@ class Replica:
             return tuple(g if g is None else g * self.mesh.size for g in gradients)
         return None
 
-    def after(self, position: int) -> None:
+    def after(self, position: int, *_: Any) -> None:
         """Take note of a gradient that is there."""
         member = self.members[position]
         self.late.discard(id(member.parameter))
@@ -169,10 +172,6 @@ class Replica:
         member.accumulated = True
         if self.syncing:
             self.current_pass().note_gradient(position)
-
-    def end(self) -> None:
-        """Let the next gradient begin another pass."""
-        self.current = None
 
 
 _replicas: TensorMap[weakref.ref[Replica]] = TensorMap()
@@ -190,7 +189,7 @@ def _check_step(optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) ->
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         reference = None if parameter.grad is None else _replicas.get(parameter)
         replica = None if reference is None or not parameter.requires_grad else reference()
-        if replica is not None and id(parameter) not in replica.awaited:
+        if replica is not None and parameter not in awaited:
             raise ArgumentError(
                 f"a parameter of shape {tuple(parameter.shape)} has come to require a gradient "
                 "since the last call of its replicated module, and the gradient was not averaged: "
@@ -258,10 +257,9 @@ class _Pass(BackwardPass):
             for position in sorted(self._averaged, reverse=True):
                 call_hooks_after_accumulation(replica.members[position].parameter)
         finally:
-            replica.end()
+            replica.current = None  # the next gradient begins another pass
 
     def abandon(self) -> None:
-        """Let go what is on its way."""
         self._pending.clear()
 
     def _start(self, k: int, flags: list[bool] | None = None) -> None:
@@ -270,20 +268,12 @@ class _Pass(BackwardPass):
         bucket = replica.buckets[k]
         self._started = max(self._started, k + 1)
         gradients = [replica.members[i].parameter.grad for i in bucket.members]
-        buffer, fill = bucket.pack(gradients, flags or ())
-        here = bucket.device.type != "cpu"
-        if here:
-            fill()  # in this thread's stream
-        src = Layout(replica.mesh, [Partial("avg")] * replica.mesh.ndim, buffer.shape)
-        dst = src.without_partial()
         first, last = (replica.members[bucket.members[i]].name for i in (0, -1))
         purpose = Purpose.of(
             f"gradients {k + 1} of {len(replica.buckets)}, {first!r} to {last!r} of replicated "
             f"module {replica.number}, after forward call {replica.calls}"
         )
-        self._pending[k] = redistribute_async(
-            buffer, src, dst, purpose=purpose, prepare=None if here else fill
-        )
+        self._pending[k] = bucket.reduce(gradients, flags or (), purpose)
 
     def _take(self, k: int, buffer: Any, used: list[bool] | None) -> None:
         """Let averaged gradients be those of their parameters, where any rank has some."""
@@ -297,19 +287,10 @@ class _Pass(BackwardPass):
             member.accumulated = False
 
 
-def _hooks(reference: weakref.ref[Replica], position: int) -> tuple[Any, Any]:
-    """Return what is called before and after a gradient is accumulated."""
-
-    def before(gradients: tuple[Any, ...]) -> Any:
-        replica = reference()
-        return None if replica is None else replica.before(position, gradients)
-
-    def after(_: Any, __: Any) -> None:
-        replica = reference()
-        if replica is not None:
-            replica.after(position)
-
-    return before, after
+def _call_weakly(method: WeakMethod[Any], *args: Any) -> Any:
+    """Call a method, unless its object is gone: hooks of nodes must not keep it alive."""
+    found = method()
+    return None if found is None else found(*args)
 
 
 @torch.enable_grad()
@@ -359,17 +340,14 @@ class Bucket:
         own = [parameters[i] for i in members]
         whole = [Replicate()] * mesh.ndim
         layouts = [Layout(mesh, whole, p.shape) for p in own]
+        self._mesh = mesh
         self._packed = Packed(mesh, layouts, [dense_strides(p) for p in own])
         self._like = torch.empty(0, dtype=own[0].dtype, device=own[0].device)
-        self.device = own[0].device
 
-    def pack(
-        self, gradients: Sequence[torch.Tensor | None], flags: Sequence[bool]
-    ) -> tuple[Buffer, Callable[[], None]]:
-        """Return a new buffer for gradients and flags, and what fills it.
-
-        Until it is filled gradients must stay as they are.
-        """
+    def reduce(
+        self, gradients: Sequence[torch.Tensor | None], flags: Sequence[bool], purpose: Purpose
+    ) -> Handle:
+        """Start to average gradients and flags (collective); gradients must stay as they are."""
         total = self._packed.total
         buffer = empty(total + len(flags), self._like)
 
@@ -378,7 +356,12 @@ class Bucket:
             if flags:
                 tensor_of(buffer[total:]).copy_(torch.tensor(flags))
 
-        return buffer, fill
+        here = not self._like.is_cpu
+        if here:
+            fill()  # in this thread's stream
+        src = Layout(self._mesh, [Partial("avg")] * self._mesh.ndim, buffer.shape)
+        dst = src.without_partial()
+        return redistribute_async(buffer, src, dst, purpose=purpose, prepare=None if here else fill)
 
     def unpack(self, buffer: Buffer) -> list[torch.Tensor]:
         """Return the gradients in a reduced buffer, in its memory."""

@@ -15,7 +15,7 @@ from distarray.comm import DeviceMesh, all_gather_checked, token
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, bytes_of, check_travels
-from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward, leaves_of
+from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors
 from distarray.torch._moves import check_mesh
@@ -113,7 +113,12 @@ def replicate(
     check_mesh(mesh)
 
     def say() -> tuple[list[str], int]:
-        _check_arguments(op, bucket_bytes)
+        if op not in ("avg", "sum"):
+            raise ArgumentError(f"op={op!r}: gradients are reduced by 'avg' or 'sum'")
+        if bucket_bytes <= 0:
+            raise ArgumentError(
+                f"bucket_bytes={bucket_bytes!r}: must be positive, such as 10 << 20"
+            )
         asked = f"op={op!r}, {bucket_bytes=}, {broadcast_buffers=}"
         return [*_describe(module, mesh), asked], next(_numbers)
 
@@ -178,13 +183,6 @@ def no_sync(module: nn.Module) -> Iterator[None]:
 
 
 # --- before the first call -----------------------------------------------------------------------
-
-
-def _check_arguments(op: str, bucket_bytes: int) -> None:
-    if op not in ("avg", "sum"):
-        raise ArgumentError(f"op={op!r}: gradients are reduced by 'avg' or 'sum'")
-    if bucket_bytes <= 0:
-        raise ArgumentError(f"bucket_bytes={bucket_bytes!r}: must be positive, such as 10 << 20")
 
 
 def _describe(module: nn.Module, mesh: DeviceMesh) -> list[str]:
@@ -263,10 +261,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
 
 @disable_compile
 def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-    replica: Replica = module.__dict__[NAME]
-    for tensor in leaves_of(output):
-        if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-            replica.begin_pass_at(tensor)
+    module.__dict__[NAME].begin_pass_at(output)
 
 
 def _broadcast_buffers(module: nn.Module, replica: Replica) -> None:

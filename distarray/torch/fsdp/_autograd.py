@@ -8,14 +8,12 @@ for the backward pass. Whoever else holds one keeps its memory alive, and never 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from distarray.errors import ModifiedError
 from distarray.torch import _compat
-from distarray.torch._backward import make_anchor
 from distarray.torch._saved_tensors import Geometry
 from distarray.torch.fsdp._bucket import Bucket
 from distarray.torch.fsdp._parameter import ShardedParameter
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from distarray.torch.fsdp._group import Group
 
 
-class _Unshard(torch.autograd.Function):
+class Unshard(torch.autograd.Function):
     """Hand out a group's unsharded parameters; take their gradients all at once."""
 
     @staticmethod
@@ -43,13 +41,6 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
         return None, None, *ctx.group.reducer.reduce(gradients, ctx.anchor)
-
-
-def trace_unsharded(group: Group, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the unsharded parameters of a group, as autograd knows them."""
-    if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
-        return list(_Unshard.apply(group, make_anchor(), *shards))
-    return group.view_unsharded()
 
 
 gathered: weakref.WeakValueDictionary[int, Bucket] = weakref.WeakValueDictionary()

@@ -88,9 +88,14 @@ class Bucket:
             self._piece = None
         self._versions = tuple(m.version for m in self.members)
         if self._piece is not None:
-            assert self._smaller is not None  # that keeps the piece
-            gather = self._gathering_pieces(self._piece, what)
-            return run_in_background(gather, alone=self._smaller.size == 1)
+            line, piece = self._piece_layout, buffer_of(self._piece)
+            if line.mesh.size == 1:
+                return run_now(lambda _: piece)
+            how: Any = {"purpose": Purpose.of(f"unshard {what} from a smaller group")}
+            ways = line, line.replace(placements=[Replicate()])
+            return run_in_background(
+                lambda behind: redistribute_local(piece, *ways, background=behind, **how)
+            )
         self._repack()
         return self._gather_blocks(what)
 
@@ -161,19 +166,6 @@ class Bucket:
         """How the gathered memory is shared among the ranks of a smaller group."""
         assert self._smaller is not None
         return Layout(self._smaller, [Shard(0)], (self.packed.total,))
-
-    def _gathering_pieces(self, piece: torch.Tensor, what: str) -> Callable[[bool], Buffer]:
-        line = self._piece_layout
-        whole = line.replace(placements=[Replicate()])
-        purpose = Purpose.of(f"unshard {what} from a smaller group")
-        buffer = buffer_of(piece)
-
-        def gather(background: bool) -> Buffer:
-            if line.mesh.size == 1:
-                return buffer
-            return redistribute_local(buffer, line, whole, purpose=purpose, background=background)
-
-        return gather
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ class Context:
         self.last_backward = True  # the end of a backward pass waits for its gradients
         self._entered: list[Group] = []
         self._expected: list[Group] = []
-        self._left: list[Group] = []
+        self.left: list[Group] = []  # by calls that have ended, in their order
         self._early: list[Group] = []
         self._pending: list[PendingReduction] = []
         self._earlier_pending: list[PendingReduction] = []  # of passes that have not waited
@@ -37,7 +38,7 @@ class Context:
 
     def begin(self) -> None:
         """Begin the forward pass of the model."""
-        self._entered, self._left = [], []
+        self._entered, self.left = [], []
 
     def enter(self, group: Group) -> None:
         """Start to gather what is used after a group."""
@@ -51,14 +52,10 @@ class Context:
             other.start_unshard()
             self._early.append(other)
 
-    def leave(self, group: Group) -> None:
-        """Take note of a group that has been used."""
-        self._left.append(group)
-
     def end(self) -> None:
         """End the forward pass of the model."""
         self._expected = self._entered
-        used = {id(group) for group in self._left}
+        used = {id(group) for group in self.left}
         for group in self._early:
             if id(group) not in used:  # gathered for nothing
                 group.reshard()
@@ -83,23 +80,10 @@ class Context:
         """Take note of a group that keeps gradients for a later pass or the end of this one."""
         self._deferring[id(group)] = group
 
-    def reduce_deferred(self) -> None:
-        """Reduce what groups have kept, also those that this pass has not met."""
-        self._deferring = {
-            key: group for key, group in self._deferring.items() if group.reducer.flush()
-        }
-
-    def note_unsharded(self, group: Group) -> None:
-        """Take note of a group that is whole: inside a backward pass it has to go at its end."""
-        if _compat.is_going_backward():
-            self.current_backward().join(group)
-
     def find_previous(self, group: Group) -> Group | None:
         """Return which group was used before this one, the last time that this one was."""
-        for i in range(len(self._left) - 1, 0, -1):
-            if self._left[i] is group:
-                return self._left[i - 1]
-        return None
+        pairs = pairwise(reversed(self.left))
+        return next((before for found, before in pairs if found is group), None)
 
     def add_pending(self, reduction: PendingReduction) -> None:
         """Add gradients that are on their way; wait for the first where there are too many.
@@ -112,7 +96,12 @@ class Context:
             self._pending.pop(0).accumulate()
 
     def finish(self) -> None:
-        """End a backward pass: wait for all gradients, unless it is not the last one."""
+        """End a backward pass: wait for all gradients, unless it is not the last one.
+
+        What groups have kept is reduced, also of those that this pass has not met.
+        """
+        deferring = self._deferring.items()
+        self._deferring = {key: group for key, group in deferring if group.reducer.flush()}
         self._backward = None
         self._earlier_pending += self._pending
         self._pending = []
@@ -168,15 +157,14 @@ class Backward(BackwardPass):
         group.end_backward()
 
     def finish(self) -> None:
-        """Finish the backward pass."""
-        self._context.reduce_deferred()
         self._context.finish()
-        joined, self._joined = self._joined, {}
-        for group in joined.values():
+        for group in self._take_joined():
             group.end_backward()
 
     def abandon(self) -> None:
-        """Let go what a failed pass has left; nothing where it has come to its end."""
-        joined, self._joined = self._joined, {}
-        for group in joined.values():
+        for group in self._take_joined():
             group.abandon()
+
+    def _take_joined(self) -> Collection[Group]:
+        joined, self._joined = self._joined, {}
+        return joined.values()

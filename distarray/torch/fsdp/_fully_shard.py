@@ -14,8 +14,7 @@ from torch import nn
 from distarray.comm import DeviceMesh, all_gather_checked
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
-from distarray.torch import _buffers
-from distarray.torch._buffers import check_travels
+from distarray.torch._buffers import check_travels, torch_device
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import (
     check_described_alike,
@@ -139,7 +138,9 @@ def fully_shard(
     root = modules[0]
     number = max(one for one, _ in told)
     name = f"{state_of(root).path or type(root).__name__} (group {number})"
-    compute = _find_device(mesh, members)
+    compute = torch_device(mesh.device)
+    if compute.type == "cpu":  # or else where the parameters are
+        compute = next((m.parameter.device for m in members if m.parameter.is_cuda), compute)
     with locate_errors(root):
         described = [one for _, one in told]
         check_described_alike("fully_shard needs the same module and arguments", described, mesh)
@@ -190,21 +191,10 @@ def register_fsdp_forward_method(module: nn.Module, name: str) -> None:
     module.__dict__[name] = types.MethodType(whole, module)
 
 
-def _find_device(mesh: DeviceMesh, members: Sequence[ShardedParameter]) -> torch.device:
-    """Return where the module computes: on the mesh's GPU, or else where its parameters are."""
-    found = _buffers.torch_device(mesh.device)
-    if found.type == "cpu":
-        found = next((m.parameter.device for m in members if m.parameter.is_cuda), found)
-    return found
-
-
 _numbers = itertools.count()
 """Tell groups apart whose modules have no names yet; ranks agree on the largest."""
 
-
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-
-
 _POLICIES = {k.__name__: k for k in (MixedPrecisionPolicy, OffloadPolicy, CPUOffloadPolicy)}
 
 
@@ -226,12 +216,6 @@ def _check_arguments(policy: Any, offload: Any, after: Any) -> None:
     if not isinstance(offload, OffloadPolicy):
         raise ArgumentTypeError(
             f"offload_policy={offload!r}: takes a dt.CPUOffloadPolicy, or a dt.OffloadPolicy"
-        )
-    if after is None:
-        return
-    if not isinstance(after, int):
-        raise ArgumentTypeError(
-            f"reshard_after_forward={after!r}: True, False, None, or a number of ranks"
         )
     check_reshard_after_forward(after)
 
@@ -294,7 +278,11 @@ def _find_parameters(
                     "averages gradients, too; leave out replicate, or name the parameter in "
                     "ignored_params"
                 )
-            _check(path, parameter)
+            check_usable(path, parameter)
+            check_ungraded(path, parameter)
+            if parameter.device.type != "meta":
+                with prefix_errors(f"parameter {path!r}"):
+                    check_travels(parameter)
             found[id(parameter)] = path, parameter, [(module, name)]
     return list(found.values())
 
@@ -305,11 +293,3 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
         yield prefix, module
         for name, child in module.named_children():
             yield from _walk(child, f"{prefix}{name}.")
-
-
-def _check(path: str, parameter: nn.Parameter) -> None:
-    check_usable(path, parameter)
-    check_ungraded(path, parameter)
-    if parameter.device.type != "meta":
-        with prefix_errors(f"parameter {path!r}"):
-            check_travels(parameter)

@@ -62,7 +62,8 @@ class GradientBucket:
         op = "avg" if how.factor is None else "sum"
         held = list(gradients)
         brings = [g is not None for g in gradients]
-        ends = how.replicas or self._mesh.ndim == 1
+        mesh = self._mesh
+        ends = how.replicas or mesh.ndim == 1
         if not how.alone:
             for i, member in enumerate(self.members):
                 brings[i] = brings[i] or member.is_deferred
@@ -84,69 +85,51 @@ class GradientBucket:
                         block.add_(left.to(block.device, block.dtype))
                     if is_there and not ends:
                         member.deferred = block
-            return self._among_replicas(own, op, purpose, behind) if ends else own
+            if not ends or mesh.ndim == 1:
+                return own
+            across = mesh[mesh.axis_names[:-1]]  # among the ranks that have the same shards
+            src = Layout(across, [Partial(op)] * across.ndim, own.shape)
+            dst = src.without_partial()
+            return redistribute_local(own, src, dst, purpose=purpose, background=behind)
 
         follow(self._like)
-        return PendingReduction(
-            self, brings if ends else None, run_in_background(work, alone=self._mesh.size == 1), how
-        )
-
-    def split(self, own: torch.Tensor, how: Reduction) -> list[torch.Tensor]:
-        """Return the gradients of the shards in a reduced buffer."""
-        if how.factor is not None:
-            own = own.mul_(1 / how.factor)
-        if all(m.parameter.is_cpu for m in self.members):
-            own = own.cpu()  # by one copy
-        blocks = zip(self.members, cut_blocks(own, self.members), strict=True)
-        return [block.to(m.parameter.device, m.parameter.dtype) for m, block in blocks]
-
-    def _among_replicas(self, own: Buffer, op: str, purpose: Purpose, background: bool) -> Buffer:
-        """Reduce among the ranks that have the same shards."""
-        mesh = self._mesh
-        if mesh.ndim == 1:
-            return own
-        across = mesh[mesh.axis_names[:-1]]
-        src = Layout(across, [Partial(op)] * across.ndim, own.shape)
-        dst = src.without_partial()
-        return redistribute_local(own, src, dst, purpose=purpose, background=background)
+        handle = run_in_background(work, alone=mesh.size == 1)
+        return PendingReduction(self.members, brings if ends else None, handle, how.factor)
 
 
 class PendingReduction(NamedTuple):
     """Gradients on their way; which of them there are, or None where all are carried on."""
 
-    bucket: GradientBucket
+    members: Sequence[ShardedParameter]
     given: list[bool] | None
     handle: Handle
-    how: Reduction
+    factor: float | None
 
     def wait(self) -> list[torch.Tensor | None]:
         """Return the gradients of the members' shards, None where there are none."""
         own = tensor_of(self.handle.wait())
         if self.given is None:
-            return [None] * len(self.bucket.members)
-        found = self.bucket.split(own, self.how)
-        return [g if given else None for g, given in zip(found, self.given, strict=True)]
+            return [None] * len(self.members)
+        if self.factor is not None:
+            own = own.mul_(1 / self.factor)
+        if all(m.parameter.is_cpu for m in self.members):
+            own = own.cpu()  # by one copy
+        blocks = zip(self.members, cut_blocks(own, self.members), self.given, strict=True)
+        return [b.to(m.parameter.device, m.parameter.dtype) if g else None for m, b, g in blocks]
 
     def accumulate(self) -> None:
         """Add the gradients to those of the parameters."""
-        for member, gradient in zip(self.bucket.members, self.wait(), strict=True):
-            if gradient is not None:
-                _accumulate(member, gradient)
-
-
-def _accumulate(member: ShardedParameter, gradient: torch.Tensor) -> None:
-    parameter: Any = member.parameter
-    gradient = call_hooks(parameter, gradient)
-    if parameter.grad is None:
-        parameter.grad = gradient
-        place(gradient, *member.placed)
-    else:
-        parameter.grad.add_(gradient)
-    call_hooks_after_accumulation(parameter)
-
-
-_Buckets = list[tuple[GradientBucket, list[int]]]
-"""Buckets, and the positions of their members in the group."""
+        for member, found in zip(self.members, self.wait(), strict=True):
+            if found is None:
+                continue
+            parameter: Any = member.parameter
+            gradient = call_hooks(parameter, found)
+            if parameter.grad is None:
+                parameter.grad = gradient
+                place(gradient, *member.placed)
+            else:
+                parameter.grad.add_(gradient)
+            call_hooks_after_accumulation(parameter)
 
 
 class GradientReducer:
@@ -154,11 +137,11 @@ class GradientReducer:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self.buckets: dict[tuple[bool, ...], _Buckets] = {}  # by which have gradients
+        self.buckets: dict[tuple[bool, ...], list[tuple[GradientBucket, list[int]]]] = {}
+        """By which members have gradients: buckets, and where their members are in the group."""
         self._has_unreduced = False
         self._late: set[int] = set()  # whose gradients come later than autograd asks for them
         self._passes = 0
-        self._is_alone = group.mesh.size == 1
 
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left."""
@@ -190,38 +173,33 @@ class GradientReducer:
                 f"{self._group.name}: gradients of sharded parameters cannot be differentiated "
                 "again (create_graph=True); use replicate, or unsharded parameters, for that"
             )
-        nothing: Gradients = [None] * len(gradients)
-        context = self._group.context
-        assert context is not None  # it has been used in forward
+        group = self._group
         self._late.clear()
-        for member in self._group.members:
+        for member in group.members:
             guard_hooks(member.parameter, self._late)
         if not is_for_all_leaves(anchor):
             return self.reduce_now(gradients)
         # As autograd does with those that were frozen after the forward pass.
         gradients = [
             gradient if member.parameter.requires_grad else None
-            for member, gradient in zip(self._group.members, gradients, strict=True)
+            for member, gradient in zip(group.members, gradients, strict=True)
         ]
-        own = self._convert(gradients) if self._is_alone and self._group.syncing else nothing
-        pairs = zip(self._group.members, own, strict=True)
+        at_once = group.syncing and group.mesh.size == 1
+        own = self._convert(gradients) if at_once else [None] * len(gradients)
+        pairs = zip(group.members, own, strict=True)
         self._late.update(id(m.parameter) for m, gradient in pairs if gradient is None)
-        backward = context.current_backward()
-        backward.join(self._group)
-        later = not self._group.syncing or backward.is_nested
-        if self._is_alone and self._group.syncing:
-            if not backward.is_nested and not self._group.ends_with_inputs:
-                backward.post_backward(self._group)
-            return own
-        self._keep_unreduced(gradients, copied=not self._group.syncing)
-        if later or not self._group.replicas_sync:
-            context.defer(self._group)
-        if later:
-            return nothing
-        self._start_reduction(self._take_unreduced())
-        if not self._group.ends_with_inputs:
-            backward.post_backward(self._group)
-        return nothing
+        backward = group.context.current_backward()
+        backward.join(group)
+        later = not group.syncing or backward.is_nested
+        if not at_once:
+            self._keep_unreduced(gradients, copied=not group.syncing)
+            if later or not group.replicas_sync:
+                group.context.defer(group)
+            if not later:
+                self._start_reduction()
+        if not later and not group.ends_with_inputs:
+            backward.post_backward(group)
+        return own
 
     def _convert(self, gradients: Gradients) -> Gradients:
         """Return the gradients of the shards where these are everything: autograd adds them up."""
@@ -251,7 +229,7 @@ class GradientReducer:
         if self._has_unreduced or (
             self._group.replicas_sync and any(m.is_deferred for m in members)
         ):
-            self._start_reduction(self._take_unreduced())
+            self._start_reduction()
         return any(m.is_deferred for m in members)
 
     def _keep_unreduced(self, gradients: Gradients, *, copied: bool) -> None:
@@ -272,66 +250,58 @@ class GradientReducer:
             else:
                 member.unreduced = gradient  # converted while it is packed
 
-    def _start_reduction(self, gradients: Gradients) -> None:
-        assert self._group.context is not None  # it has been used in forward
-        how = Reduction(self._group.factor, self._group.replicas_sync)
-        buckets = self._by_dtype(gradients, deferred=how.replicas)
-        for reduction in self._start(buckets, gradients, how):
-            self._group.context.add_pending(reduction)
+    def _start_reduction(self) -> None:
+        """Start to reduce what is kept unreduced (collective)."""
+        group = self._group
+        how = Reduction(group.factor, group.replicas_sync)
+        for reduction, _ in self._start(self._take_unreduced(), how):
+            group.context.add_pending(reduction)
 
     def reduce_now(self, gradients: Gradients) -> Gradients:
         """Return the gradients of the shards (collective); nothing is added to those there are."""
         found: list[torch.Tensor | None] = [None] * len(gradients)
-        how = Reduction(self._group.factor, alone=True)
-        buckets = self._by_dtype(gradients)
-        pending = self._start(buckets, gradients, how)
-        for (_, positions), reduction in zip(buckets, pending, strict=True):
+        for reduction, positions in self._start(
+            gradients, Reduction(self._group.factor, alone=True)
+        ):
             for position, gradient in zip(positions, reduction.wait(), strict=True):
                 found[position] = gradient
         return found
 
     def _start(
-        self, buckets: _Buckets, gradients: Gradients, how: Reduction
-    ) -> list[PendingReduction]:
+        self, gradients: Gradients, how: Reduction
+    ) -> list[tuple[PendingReduction, list[int]]]:
+        """Start to reduce gradients, by the dtype in which they travel, of members at positions.
+
+        They are those of members that require them, others for which there is one, and those of
+        which earlier passes have left some to carry on.
+        """
         self._passes += 1
-        group = self._group
+        group, deferred = self._group, how.replicas and not how.alone
         what = f"{group.name}, backward {self._passes} after {group.calls} calls in training"
-        pairs = zip(self._group.members, gradients, strict=True)
-        missing = [repr(member.path) for member, gradient in pairs if gradient is None]
+        missing = [repr(m.path) for m, g in zip(group.members, gradients, strict=True) if g is None]
         if missing:
             what += f", with none of {list_names(missing)}"
         if how.factor is not None:
             what += f", divided by {how.factor:g}"
-        return [
-            bucket.start([gradients[i] for i in positions], how, what)
-            for bucket, positions in buckets
-        ]
-
-    def _by_dtype(self, gradients: Gradients, *, deferred: bool = False) -> _Buckets:
-        """Return the parameters that have gradients by the dtype in which these travel.
-
-        They are those that require them, others for which there is one in `gradients`, and those
-        that have some `deferred`.
-        """
         needed = tuple(
             m.parameter.requires_grad or g is not None or (deferred and m.is_deferred)
-            for m, g in zip(self._group.members, gradients, strict=True)
+            for m, g in zip(group.members, gradients, strict=True)
         )
-        found = self.buckets.get(needed)
-        if found is None:
-            kinds: dict[torch.dtype, list[int]] = {}
-            group = self._group
-            for i, member in enumerate(group.members):
-                if needed[i]:
-                    dtype = group.policy.reduce_dtype
-                    if dtype is None or not member.parameter.dtype.is_floating_point:
-                        dtype = group.policy.dtype_of(member.parameter.dtype)
-                    kinds.setdefault(dtype, []).append(i)
-            found = self.buckets[needed] = [
-                (
-                    GradientBucket([group.members[i] for i in at], group.mesh, dtype, group.device),
-                    at,
-                )
-                for dtype, at in kinds.items()
-            ]
-        return found
+        if needed not in self.buckets:
+            self.buckets[needed] = self._make_buckets(needed)
+        return [
+            (bucket.start([gradients[i] for i in positions], how, what), positions)
+            for bucket, positions in self.buckets[needed]
+        ]
+
+    def _make_buckets(self, needed: Sequence[bool]) -> list[tuple[GradientBucket, list[int]]]:
+        group = self._group
+        kinds: dict[torch.dtype, list[int]] = {}
+        for i in (i for i, is_needed in enumerate(needed) if is_needed):
+            own = group.members[i].parameter.dtype
+            dtype = group.policy.reduce_dtype if own.is_floating_point else None
+            kinds.setdefault(dtype or group.policy.dtype_of(own), []).append(i)
+        return [
+            (GradientBucket([group.members[i] for i in at], group.mesh, dtype, group.device), at)
+            for dtype, at in kinds.items()
+        ]

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from distarray.comm import DeviceMesh, list_first
-from distarray.errors import ArgumentError, ModifiedError
+from distarray.errors import ArgumentError, ArgumentTypeError, ModifiedError
 from distarray.redistribute import Handle
+from distarray.torch._backward import make_anchor
 from distarray.torch._compat import is_going_backward, memory_key, version
-from distarray.torch.fsdp._autograd import gathered, trace_unsharded
+from distarray.torch.fsdp._autograd import Unshard, gathered
 from distarray.torch.fsdp._bucket import Bucket, ExtendedBucket, PostAllGather, PreAllGather
 from distarray.torch.fsdp._context import Context
 from distarray.torch.fsdp._gradients import GradientReducer
@@ -44,7 +45,7 @@ class Group:
         self.policy = policy
         self.name = name  # the path of the module, for errors
         self.device = device
-        self.context: Context | None = None
+        self.context = Context()  # of the last call
         self._offload = offload
         self._buckets: list[Bucket] = []
         self.set_reshard_after_forward(reshard_after_forward)
@@ -73,13 +74,11 @@ class Group:
 
     def set_reshard_after_forward(self, value: bool | int | None) -> None:
         """Set what is kept after forward: nothing more, all, or the shard of a smaller group."""
-        size = self.mesh.shape[-1]
+        check_reshard_after_forward(value)
         self.reshard_after_forward = None if value is None else bool(value)
         self._smaller: DeviceMesh | None = None
-        if value is not None and not isinstance(value, bool):
-            check_reshard_after_forward(value)
-            if value < size:
-                self._smaller = _make_smaller_mesh(self.mesh, value)
+        if not isinstance(value, bool | None) and value < self.mesh.shape[-1]:
+            self._smaller = _make_smaller_mesh(self.mesh, value)
         for bucket in self._buckets:
             bucket.keep_pieces_among(self._smaller)
 
@@ -130,8 +129,8 @@ class Group:
             for traced, whole in zip(self._traced, self.view_unsharded(), strict=True):
                 traced.data = whole
             self._emptied = False
-        if self.context is not None:
-            self.context.note_unsharded(self)
+        if is_going_backward():  # at the end of which it has to go
+            self.context.current_backward().join(self)
 
     def reshard(self, *, after_forward: bool = False) -> None:
         """Let the unsharded parameters go."""
@@ -173,12 +172,6 @@ class Group:
 
     def _make_buckets(self) -> None:
         self.reshard()
-        self._buckets = self._by_dtype()
-        self.members = [m for b in self._buckets for m in b.members]
-        self.reducer.buckets = {}  # which follow parameters that are others now, elsewhere
-        self._traced = None
-
-    def _by_dtype(self) -> list[Bucket]:
         kinds: dict[Any, list[ShardedParameter]] = {}
         for member in self.members:
             own = None if member.extension is None else id(member)
@@ -190,10 +183,13 @@ class Group:
         else:
             self.device = self.members[0].parameter.device  # where the module has been moved to
         how = weakref.ref(self), self.mesh, self._smaller, self.device, pinned
-        return [
+        self._buckets = [
             (Bucket if own is None else ExtendedBucket)(found, self.policy.dtype_of(dtype), *how)
             for (own, dtype), found in kinds.items()
         ]
+        self.members = [m for b in self._buckets for m in b.members]
+        self.reducer.buckets = {}  # which follow parameters that are others now, elsewhere
+        self._traced = None
 
     def set_extension(
         self, module: nn.Module, name: str, extension: tuple[PreAllGather, PostAllGather]
@@ -214,7 +210,17 @@ class Group:
 
     def hold_unsharded(self) -> None:
         """Let modules hold the unsharded parameters, as autograd is to know them."""
-        self.hold(self._trace_unsharded() if torch.is_grad_enabled() else self.view_unsharded())
+        if not torch.is_grad_enabled():
+            self.hold(self.view_unsharded())
+            return
+        needed = tuple((id(m.parameter), m.parameter.requires_grad) for m in self.members)
+        if self._traced is None or self._traced_for != needed:
+            shards = [m.parameter for m in self.members]
+            tracked = any(shard.requires_grad for shard in shards)
+            found = Unshard.apply(self, make_anchor(), *shards) if tracked else None
+            self._traced = self.view_unsharded() if found is None else list(found)
+            self._traced_for = needed
+        self.hold(self._traced)
 
     def hold(self, tensors: list[torch.Tensor]) -> None:
         """Let modules hold tensors in the place of the parameters."""
@@ -230,7 +236,7 @@ class Group:
         """
         if self.held is not None:
             return
-        if self.context is None:
+        if not self._buckets:
             raise ArgumentError(
                 f"{self.name}: its parameters are read inside of a backward pass (a region of "
                 "torch.utils.checkpoint is computed again), and have never been whole; outside of "
@@ -281,23 +287,14 @@ class Group:
         """Return the unsharded parameters, anew."""
         return [whole for bucket in self._buckets for whole in bucket.view_unsharded()]
 
-    def _trace_unsharded(self) -> list[torch.Tensor]:
-        needed = tuple((id(m.parameter), m.parameter.requires_grad) for m in self.members)
-        if self._traced is None or self._traced_for != needed:
-            self._traced = trace_unsharded(self, [m.parameter for m in self.members])
-            self._traced_for = needed
-        return self._traced
-
     # --- gradients -------------------------------------------------------------------------------
 
     def pre_backward(self, _: torch.Tensor) -> None:
         """Make the parameters ready: the gradient of an output is there."""
-        assert self.context is not None  # it has been used in forward
         self.context.current_backward().pre_backward(self)
 
     def post_backward(self, _: torch.Tensor) -> None:
         """Let the parameters go: the gradients of inputs are there."""
-        assert self.context is not None  # it has been used in forward
         self.context.current_backward().post_backward(self)
 
     def abandon(self) -> None:
@@ -308,14 +305,17 @@ class Group:
 
     def forget_gradients(self) -> None:
         """Forget what is kept for later passes, once what is on its way has come."""
-        if self.context is not None:
-            self.context.wait_for_gradients()
+        self.context.wait_for_gradients()
         self.reducer.forget()
 
 
-def check_reshard_after_forward(value: bool | int) -> None:
-    """Raise where a number of ranks is none."""
-    if not isinstance(value, bool) and value < 1:
+def check_reshard_after_forward(value: Any) -> None:
+    """Raise where this is no number of ranks, no truth value and not None."""
+    if value is not None and not isinstance(value, int):
+        raise ArgumentTypeError(
+            f"reshard_after_forward={value!r}: True, False, None, or a number of ranks"
+        )
+    if value is not None and not isinstance(value, bool) and value < 1:
         raise ArgumentError(
             f"reshard_after_forward={value}: True, False, or how many ranks share the parameters "
             "after forward, at least 1"
@@ -324,9 +324,8 @@ def check_reshard_after_forward(value: bool | int) -> None:
 
 def _make_smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
     """Return the consecutive ranks along the last mesh axis that this one shards with."""
-    coordinate = mesh.coordinate
-    assert coordinate is not None  # this rank is in the mesh
-    first = coordinate[-1] // size * size
+    (*others, own) = mesh.coordinate or ()
+    first = own // size * size
     positions = range(first, min(first + size, mesh.shape[-1]))
-    ranks = [mesh.rank_at((*coordinate[:-1], position)) for position in positions]
+    ranks = [mesh.rank_at((*others, position)) for position in positions]
     return DeviceMesh(ranks, ("after_forward",), comm=mesh._base, device=mesh.device)

@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
 def watch_modules(group: Group) -> None:
     """Put the hooks on the modules that hold the parameters of a group."""
-    refuse, load = _Refuse(group.name), _Load(group)
     slots = [slot for member in group.members for slot in member.slots]
     for module in {id(module): module for module, _ in slots}.values():
-        module.register_forward_pre_hook(refuse, prepend=True)
-        module.register_load_state_dict_pre_hook(load)
+        module.register_forward_pre_hook(_refuse_call, prepend=True)
+        module.register_load_state_dict_pre_hook(_load)
     for module, name in slots:
         parameters: Any = parameters_of(module)
         if type(parameters) is not _Parameters:
@@ -60,51 +59,39 @@ class Registrations:
         cls.count += 1
 
 
-class _Refuse:
-    """A hook before forward: what a module holds then must be whole."""
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-
-    def __call__(self, module: nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling():  # inside of calls that have been looked at
-            return
-        # By the dictionary's own method: reading one in a recomputation makes it whole, if later.
-        held = dict.values(parameters_of(module))
-        if not any(p is not None and p in shards for p in held):
-            return
-        if is_going_backward():
-            return
-        with locate_errors(module):
-            raise LayoutError(
-                f"it is called outside of the call of {self._group}, which fully_shard was applied "
-                "to: its parameters are this rank's shards there. Call it inside of that module's "
-                "forward, or of a method that dt.register_fsdp_forward_method knows; or apply "
-                "fully_shard to it first, by itself; or unshard() that module before and reshard() "
-                "it afterwards"
-            )
+def _refuse_call(module: nn.Module, _: Any) -> None:
+    """Raise before forward where a module holds shards."""
+    if torch.compiler.is_compiling():  # inside of calls that have been looked at
+        return
+    # By the dictionary's own method: reading one in a recomputation makes it whole, if later.
+    held = dict.values(parameters_of(module))
+    if not any(p is not None and p in shards for p in held) or is_going_backward():
+        return
+    with locate_errors(module):
+        raise LayoutError(
+            f"it is called outside of the call of {' and '.join(_groups_of(module))}, which "
+            "fully_shard was applied to: its parameters are this rank's shards there. Call it "
+            "inside of that module's forward, or of a method that dt.register_fsdp_forward_method "
+            "knows; or apply fully_shard to it first, by itself; or unshard() that module before "
+            "and reshard() it afterwards"
+        )
 
 
-class _Load:
-    """A hook before loading: what is loaded goes into shards, and what loads whole tensors is said.
+def _load(module: nn.Module, state: Any, prefix: str, *rest: Any) -> None:
+    """Let what is loaded go into shards; say what loads whole tensors, before torch compares."""
+    for group in _groups_of(module).values():
+        group.hold_shards()
+    for name, own in module.named_parameters(recurse=False):
+        given = state.get(prefix + name)
+        if own in shards and isinstance(given, torch.Tensor) and given.shape != own.shape:
+            explain(rest[-1])
 
-    That is before torch names the shapes that differ.
-    """
 
-    def __init__(self, group: Group | None) -> None:
-        self._group = None if group is None else weakref.ref(group)
-
-    def __call__(self, module: nn.Module, state: Any, prefix: str, *rest: Any) -> None:
-        group = None if self._group is None else self._group()
-        if group is not None:
-            group.hold_shards()
-        for name, own in module.named_parameters(recurse=False):
-            given = state.get(prefix + name)
-            if own in shards and isinstance(given, torch.Tensor) and given.shape != own.shape:
-                explain(rest[-1])
-
-    def __reduce__(self) -> Any:
-        return _Load, (None,)  # copies of a part are not sharded
+def _groups_of(module: nn.Module) -> dict[str, Group]:
+    """Return the groups that shard a module's own parameters, by their names; copies have none."""
+    parameters = parameters_of(module)
+    found = parameters.groups.values() if isinstance(parameters, _Parameters) else ()
+    return {group.name: group for one in found if (group := one()) is not None}
 
 
 class _Parameters(dict[str, Any]):

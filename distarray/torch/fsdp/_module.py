@@ -124,12 +124,10 @@ class FSDPModule:
         async_op
             Return at once; the handle's ``wait()`` returns when they are whole.
         """
-        state = self._state
-        group = state.group
+        group = self._state.group
         handle = UnshardHandle(group)
         with locate_errors(cast("nn.Module", self)):
             if group is not None:
-                group.context = group.context or self._state.own
                 group.start_unshard() if async_op else group.unshard()
             if async_op:
                 return handle

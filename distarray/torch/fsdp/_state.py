@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 from distarray.errors import ArgumentError
+from distarray.torch._backward import hook_gradients
 from distarray.torch._compat import is_going_backward, leaves_of, map_leaves, parameters_of
 from distarray.torch._modules import locate_errors
 from distarray.torch._opaque import disable_compile, refuse_transforms
-from distarray.torch._saved_tensors import enter_hooks
+from distarray.torch._saved_tensors import saved_tensors_hooks
 from distarray.torch._shards import shards
 from distarray.torch.data_parallel import REPLICA
 from distarray.torch.fsdp._autograd import view_of_unsharded
@@ -40,66 +42,48 @@ class Call:
     @disable_compile
     def __init__(self, state: State, module: nn.Module) -> None:
         refuse_transforms(_SHARDED_MODULES)
-        group = self._group = state.group
-        recomputing = self._recomputing = is_going_backward()
-        outer = _running.get()
-        context = outer or (group.context if recomputing and group else None) or state.own
-        self._context = context
-        self._outermost = outer is None and not recomputing
-        self._is_last = state.is_last
-        self._before: list[torch.Tensor] | None = None
-        self._hooks: Any = None
-        self._token = _running.set(context)
-        if self._outermost:
-            context.begin()
-        try:
-            if self._outermost and torch.is_grad_enabled():
+        group, outer, recomputing = state.group, _running.get(), is_going_backward()
+        context = outer or (group.context if recomputing and group else state.own)
+        outermost = outer is None and not recomputing
+        with ExitStack() as stack:
+            if outermost:
+                context.begin()
+                stack.callback(context.end)
+            stack.callback(_running.reset, _running.set(context))
+            if outermost and torch.is_grad_enabled():
                 state.check_parameters(module)
             if group is not None:
+                group.context = context
+                before = group.held if group.depth else None
                 with locate_errors(module):
-                    self._unshard(group)
+                    group.unshard()
+                    group.hold_unsharded()
+                    if not recomputing:
+                        group.is_outermost = outermost
+                        group.calls += torch.is_grad_enabled()
+                        context.enter(group)
+                group.depth += 1
+                stack.callback(_leave, group, before, state.is_last and not recomputing)
             if torch.is_grad_enabled():
-                self._hooks = enter_hooks(view_of_unsharded)
-        except BaseException:
-            self._end_pass()
-            raise
-
-    def _unshard(self, group: Group) -> None:
-        group.context = self._context
-        self._before = group.held if group.depth else None
-        group.unshard()
-        group.hold_unsharded()
-        if not self._recomputing:
-            group.is_outermost = self._outermost
-            group.calls += torch.is_grad_enabled()
-            self._context.enter(group)
-        group.depth += 1
+                stack.enter_context(saved_tensors_hooks(view_of_unsharded))
+            self._stack = stack.pop_all()
 
     @disable_compile
     def end(self) -> None:
         """Let the parameters go."""
-        try:
-            if self._hooks is not None:
-                self._hooks.__exit__(None, None, None)
-            if self._group is not None:
-                self._reshard(self._group)
-        finally:
-            self._end_pass()
+        self._stack.close()
 
-    def _reshard(self, group: Group) -> None:
-        group.depth -= 1
-        if self._before is not None and group.is_unsharded:
-            group.hold(self._before)
-        elif not group.depth and not self._recomputing and self._is_last:
-            group.hold_shards()
-            self._context.leave(group)
-            if group.reshards_after_forward:
-                group.reshard(after_forward=True)
 
-    def _end_pass(self) -> None:
-        _running.reset(self._token)
-        if self._outermost:
-            self._context.end()
+def _leave(group: Group, before: list[torch.Tensor] | None, is_used: bool) -> None:
+    """End a call of a group's module, in which it may have been called ``before``."""
+    group.depth -= 1
+    if before is not None and group.is_unsharded:
+        group.hold(before)
+    elif not group.depth and is_used:
+        group.hold_shards()
+        group.context.left.append(group)
+        if group.reshards_after_forward:
+            group.reshard(after_forward=True)
 
 
 class State:
@@ -109,6 +93,8 @@ class State:
         self.group = group  # of its parameters; None where modules inside have all of them
         self.is_last = is_last  # of those that share the group
         self.own = Context()  # of the calls where this module is the outermost one
+        if group is not None:
+            group.context = self.own
         self.known = {  # since `fully_shard`: others have been put in
             (child, name)
             for child in module.modules()
@@ -143,22 +129,15 @@ class State:
     @disable_compile
     def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of a call, converted as the policy has it."""
-        if self.group is not None and torch.is_grad_enabled():
-            self._watch(self.group, args, kwargs)
-        policy = None if self.group is None else self.group.policy
-        if policy is None or policy.param_dtype is None or not policy.cast_forward_inputs:
-            return args, kwargs
-        return _cast((args, kwargs), policy.param_dtype)
-
-    def _watch(self, group: Group, *inputs: Any) -> None:
-        """Let frozen parameters go when gradients of inputs are there."""
-        group.ends_with_inputs = False
-        if all(m.parameter.requires_grad for m in group.members):
-            return
-        for tensor in leaves_of(inputs):
-            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                tensor.register_hook(group.post_backward)
-                group.ends_with_inputs = True
+        group, given = self.group, (args, kwargs)
+        if group is None:
+            return given
+        if torch.is_grad_enabled():  # frozen parameters go when gradients of inputs are there
+            frozen = not all(m.parameter.requires_grad for m in group.members)
+            group.ends_with_inputs = frozen and hook_gradients(given, group.post_backward)
+        dtype = group.policy.param_dtype
+        casts = dtype is not None and group.policy.cast_forward_inputs
+        return _cast(given, dtype) if casts else given
 
     @disable_compile
     def post_forward(self, output: Any) -> Any:
@@ -171,9 +150,7 @@ class State:
         if group.policy.output_dtype is not None:
             output = _cast(output, group.policy.output_dtype)
         if torch.is_grad_enabled():
-            for tensor in leaves_of(output):
-                if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                    tensor.register_hook(group.pre_backward)
+            hook_gradients(output, group.pre_backward)
         return output
 
 
@@ -195,7 +172,7 @@ def _keep_memory(output: Any, held: Sequence[torch.Tensor]) -> Any:
     return map_leaves(keep, output)
 
 
-def _cast(values: Any, dtype: torch.dtype) -> Any:
+def _cast(values: Any, dtype: torch.dtype | None) -> Any:
     def convert(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value.to(dtype)

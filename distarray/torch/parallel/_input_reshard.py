@@ -11,7 +11,6 @@ the stretch that it takes there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +26,7 @@ from distarray.torch import _compat
 from distarray.torch._layouts import check_mesh, is_placed, own_placed, watched
 from distarray.torch._modules import state_of
 from distarray.torch._opaque import disable_compile
-from distarray.torch._saved_tensors import Geometry, enter_hooks
+from distarray.torch._saved_tensors import Geometry, saved_tensors_hooks
 from distarray.torch.parallel._arrivals import placements_over
 from distarray.torch.parallel._slices import Replicated, View, has_memory, may_decide
 from distarray.torch.parallel._style import one_axis
@@ -136,7 +135,9 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for value in _compat.leaves_of((args, kwargs)):
         if isinstance(value, torch.Tensor):
             call.note(value)
-    context.enter_context(_resharding(call))
+    context.callback(_calls.reset, _calls.set((*_calls.get(), call)))
+    context.callback(watched.reset, watched.set(_note_placed))
+    context.enter_context(saved_tensors_hooks(_save))
 
 
 @disable_compile
@@ -169,7 +170,9 @@ class _Call:
 
         Return whether it is replicated.
         """
-        if is_placed(tensor) and not self._is_replicated(tensor):
+        placed = own_placed(tensor)
+        over = None if placed is None else placements_over(placed.layout, self.mesh)
+        if is_placed(tensor) and (over is None or any(type(p) is not Replicate for p in over)):
             return False
         if isinstance(tensor, nn.Parameter) or not has_memory(tensor):
             return True
@@ -179,7 +182,7 @@ class _Call:
         entries = self.known.setdefault(_compat.memory_key(tensor), [])
         if entries and entries[0].memory.expired():
             entries.clear()
-        if not any(entry.covers(tensor, geometry) for entry in entries):
+        if not any(entry.covers(tensor) for entry in entries):
             entries.append(Replicated(tensor))
         return True
 
@@ -190,8 +193,7 @@ class _Call:
         entries = self.known.get(_compat.memory_key(tensor))
         if not entries or entries[0].memory.expired():
             return None
-        geometry = Geometry.of(tensor)
-        known = next((entry for entry in entries if entry.covers(tensor, geometry)), None)
+        known = next((entry for entry in entries if entry.covers(tensor)), None)
         if known is None or known.memory.cdata in self._own_memory:
             return None
         if known.part is None:
@@ -199,7 +201,7 @@ class _Call:
             size = known.geometry.size
             layout = Layout(self.mesh, [Shard(self.dim % len(size))], size)
             known.cut(tensor, layout, Purpose.of(f"tensor {self.cuts} saved in {self.name}"))
-        return known.save_view(geometry)
+        return known.save(tensor)
 
     @cached_property
     def _own_memory(self) -> dict[int, _compat.StorageWeakRef]:
@@ -211,29 +213,9 @@ class _Call:
         references = (_compat.StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
         return {reference.cdata: reference for reference in references}
 
-    def _is_replicated(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor's layout says that it is the same on all ranks of the mesh."""
-        placed = own_placed(tensor)
-        over = None if placed is None else placements_over(placed.layout, self.mesh)
-        return over is not None and all(type(p) is Replicate for p in over)
-
 
 _calls: ContextVar[tuple[_Call, ...]] = ContextVar("calls that reshard", default=())
-
-
-@contextlib.contextmanager
-def _resharding(call: _Call) -> Iterator[None]:
-    """Let torch hand over what it saves, to this call and those around it."""
-    token = _calls.set((*_calls.get(), call))
-    watching = watched.set(_note_placed)
-    entered = enter_hooks(_save)
-    try:
-        yield
-    finally:
-        if entered is not None:
-            entered.__exit__(None, None, None)
-        watched.reset(watching)
-        _calls.reset(token)
+"""From the outermost to this one: torch hands over what it saves to all of them."""
 
 
 def _save(tensor: torch.Tensor) -> View | None:

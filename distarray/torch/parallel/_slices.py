@@ -9,6 +9,7 @@ Activation Recomputation in Large Transformer Models", arXiv:2205.05198, section
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from distarray.torch._buffers import buffer_of, is_dense, tensor_of
 from distarray.torch._layouts import Placed, TensorMap
 from distarray.torch._opaque import disable_compile, skip_compile
 from distarray.torch._routes import current
-from distarray.torch._saved_tensors import Geometry, Kept, all_hooks_are_ours, enter_hooks
+from distarray.torch._saved_tensors import Geometry, Kept, all_hooks_are_ours, saved_tensors_hooks
 from distarray.torch._shards import block_of
 
 
@@ -39,14 +40,13 @@ class Replicated:
         self._gathered: torch.Tensor | None = None
         self._given_out = 0
 
-    def covers(self, tensor: torch.Tensor, geometry: Geometry) -> bool:
+    def covers(self, tensor: torch.Tensor) -> bool:
         """Tell whether all items of a tensor in the same memory are items of this one."""
         if tensor.dtype is not self._dtype or _compat.version(tensor) != self._version:
             return False
-        if geometry == self.geometry:
-            return True
-        own = self.geometry
-        return self._is_dense and own.offset <= geometry.offset and geometry.end <= own.end
+        own, geometry = self.geometry, Geometry.of(tensor)
+        inside = own.offset <= geometry.offset and geometry.end <= own.end
+        return geometry == own or (self._is_dense and inside)
 
     def cut(self, tensor: torch.Tensor, layout: Layout, purpose: Purpose) -> None:
         """Keep the slice that a layout gives this rank, given any tensor in the same memory."""
@@ -60,10 +60,12 @@ class Replicated:
         self._layout = layout
         self._purpose = purpose
 
-    def save_view(self, geometry: Geometry) -> View:
-        """Return what is saved in the place of a view."""
+    def save(self, tensor: torch.Tensor) -> View | None:
+        """Return what is saved in the place of a tensor in this memory; None for no view of it."""
+        if not self.covers(tensor):
+            return None
         self._views += 1
-        return View(self, geometry)
+        return View(self, Geometry.of(tensor))
 
     def gather(self) -> torch.Tensor:
         """Return the whole, laid out as it was; kept until each view has had it."""
@@ -159,19 +161,17 @@ class keeping_shards:  # noqa: N801 - reads as a phrase: with keeping_shards(inp
 
     @disable_compile
     def __enter__(self) -> None:
-        self._hooks = enter_hooks(self._save) if self._sources and may_decide() else None
+        decides = self._sources and may_decide()
+        self._hooks = saved_tensors_hooks(self._save) if decides else nullcontext()
+        self._hooks.__enter__()
 
     @disable_compile
     def __exit__(self, *_: object) -> None:
-        if self._hooks is not None:
-            self._hooks.__exit__(None, None, None)
+        self._hooks.__exit__(None, None, None)
 
     def _save(self, tensor: torch.Tensor) -> View | None:
         source = self._sources.get(_compat.memory_key(tensor)) if has_memory(tensor) else None
-        geometry = Geometry.of(tensor) if source is not None else None
-        if source is None or geometry is None or not source.covers(tensor, geometry):
-            return None
-        return source.save_view(geometry)
+        return None if source is None else source.save(tensor)
 
 
 @skip_compile
