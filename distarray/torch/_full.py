@@ -13,8 +13,8 @@ import torch
 from distarray.array import DistArray
 from distarray.checkpoint import box_view
 from distarray.comm import DeviceMesh, _backend, all_gather_checked
-from distarray.core import check_position, choose_placements, lift, new_array
-from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, LayoutError, MeshError
+from distarray.core import check_position, choose_placements, new_array
+from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, LayoutError
 from distarray.layout import Layout, Placement, Replicate
 from distarray.redistribute import gather_to
 from distarray.redistribute import scatter_from as scatter_blocks
@@ -23,7 +23,7 @@ from distarray.torch._layouts import Placed, check_mesh, place, placed_of
 from distarray.torch._modules import check_alike
 from distarray.torch._moves import move
 from distarray.torch._routes import routes_between
-from distarray.torch._shards import block_of, in_full_order, in_order_of_ranks
+from distarray.torch._shards import block_of, count_first_cut, in_full_order, order_by_ranks
 
 _R = Replicate()
 
@@ -267,23 +267,13 @@ def scatter_from(
     """
     block = like.new_empty(placed.layout.local_shape())
     if whole is not None:
-        whole = in_order_of_ranks(whole.detach().to(like.device, like.dtype), placed)
+        whole = whole.detach().to(like.device, like.dtype)
+        _, parts, axis, units, _ = placed
+        if parts:
+            whole = order_by_ranks(whole, parts, units, count_first_cut(placed), axis)
     read = None if whole is None else lambda box: _bits(box_view(whole, box))
     scatter_blocks(rank, _bits(block), placed.layout, read)
     return block
-
-
-def lift_placed(placed: Placed, mesh: DeviceMesh) -> Placed:
-    """Return how a tensor is placed on a larger mesh: replicated along its further axes."""
-    layout: Any = placed.layout
-    if layout.mesh is mesh:
-        return placed
-    if mesh.axes_of(layout.mesh) is None:
-        raise MeshError(
-            f"{mesh} does not contain {layout.mesh}, on which a parameter is placed; pass the mesh "
-            "from which that was taken"
-        )
-    return placed._replace(layout=lift(layout, mesh))
 
 
 def _bits(tensor: torch.Tensor) -> Any:

@@ -28,7 +28,6 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        """Return that of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     @property
@@ -85,7 +84,6 @@ class Hooks(NamedTuple):
 
     @disable_compile
     def unpack(self, saved: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return a saved tensor."""
         return saved()
 
 

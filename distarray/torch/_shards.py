@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import torch
 
+from distarray.checkpoint import box_view
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentError, LayoutError
 from distarray.layout import Layout, Placement, chunk
+from distarray.layout import box as boxes
 from distarray.torch._layouts import Placed, TensorMap
+from distarray.typing import Box
 
 
 def placed_as(
@@ -49,29 +53,35 @@ def placed_as(
 
 def block_of(full: torch.Tensor, placed: Placed) -> torch.Tensor:
     """Return this rank's block of a full tensor, which shares its memory where it can."""
+    own: Any = placed.layout.local_box()
+    found = [box_view(full, box) for box, _ in list_boxes(placed)] or [box_view(full, own)]
+    return found[0] if len(found) == 1 else torch.cat(found, placed.axis)
+
+
+def list_boxes(placed: Placed) -> list[tuple[Box, Box]]:
+    """Return which boxes of the whole tensor this rank holds, and where each is in its block.
+
+    They are several where the axis consists of parts: the whole is in the order of one process.
+    """
     layout, parts, axis, units, _ = placed
     box = layout.local_box()
-    assert box is not None  # this rank is in the mesh
-    cutting = layout.sharding_axes(axis) if parts else ()
-    if len(cutting) > 1:  # a shard of the parts is cut again
-        full, parts = in_order_of_ranks(full, placed), ()
-    for i, (start, stop) in enumerate(box):
-        if not (parts and i == axis):
-            full = full.narrow(i, start, stop - start)
+    if box is None:
+        return []
     if not parts:
-        return full
-    coordinate = layout.mesh.coordinate
-    assert coordinate is not None
-    count = layout.mesh.shape[cutting[0]]
-    return _join(full, order(parts, units, count)[coordinate[cutting[0]]], axis)
-
-
-def in_order_of_ranks(full: torch.Tensor, placed: Placed) -> torch.Tensor:
-    """Return a full tensor whose parts have been torn apart, as the ranks hold them."""
-    _, parts, axis, units, _ = placed
-    if not parts:
-        return full
-    return order_by_ranks(full, parts, units, count_first_cut(placed), axis)
+        return [(box, boxes.shift(box, box))]
+    # The mesh axis that cuts first deals out the parts; further ones cut what a rank of it has.
+    (start, stop), found, at = box[axis], [], 0
+    before, after = box[:axis], box[axis + 1 :]
+    for piece in chain.from_iterable(order(parts, units, count_first_cut(placed))):
+        length = piece.stop - piece.start
+        low, high = max(start, at), min(stop, at + length)
+        if low < high:
+            first = piece.start + low - at
+            whole = (*before, (first, first + high - low), *after)
+            held = (*before, (low, high), *after)
+            found.append((whole, boxes.shift(held, box)))
+        at += length
+    return found
 
 
 def in_full_order(gathered: torch.Tensor, placed: Placed) -> torch.Tensor:

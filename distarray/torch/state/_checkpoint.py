@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,11 @@ from distarray.errors import (
     StateDictError,
 )
 from distarray.layout import box as boxes
-from distarray.torch import _buffers, _shards
+from distarray.torch import _buffers
 from distarray.torch._compat import is_wrapper_subclass
 from distarray.torch._layouts import Placed, own_placed, place, placed_of
 from distarray.torch._random import read_state
-from distarray.torch._shards import count_first_cut
+from distarray.torch._shards import list_boxes
 from distarray.torch.state._entries import ModuleState, OptimizerState
 from distarray.typing import Box
 
@@ -63,7 +62,6 @@ class TensorPiece(Piece):
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the memory is the host's."""
         return _buffers.gpu_of(self.array) is None
 
     def part(self, box: Box) -> np.ndarray:
@@ -73,7 +71,6 @@ class TensorPiece(Piece):
         return found
 
     def host_memory(self) -> np.ndarray:
-        """Return memory of the host to be filled."""
         if self.is_on_host:
             found: np.ndarray = self.array.numpy()
             return found
@@ -85,18 +82,6 @@ class TensorPiece(Piece):
             self.array.copy_(torch.from_numpy(filled))
         if not self.array.is_inference():
             torch.autograd.graph.increment_version(self.array)
-
-
-def spec_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in a checkpoint."""
-    name = str(dtype).removeprefix("torch.")
-    try:
-        dtype_of_spec(name)
-    except CheckpointError:
-        raise DTypeError(
-            f"tensors of {dtype} cannot be saved; convert them, or save what they are made of"
-        ) from None
-    return name
 
 
 def torch_dtype(entry: Entry) -> torch.dtype:
@@ -125,11 +110,18 @@ def check_tensor(tensor: torch.Tensor, name: str) -> None:
 def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
     """Return what this rank holds of a tensor; all of it where that is not placed."""
     check_tensor(tensor, name)
-    spec = spec_of(tensor.dtype)
+    spec = str(tensor.dtype).removeprefix("torch.")
+    try:
+        dtype = np.dtype(dtype_of_spec(spec))
+    except CheckpointError:
+        raise DTypeError(
+            f"tensors of {tensor.dtype} cannot be saved; convert them, or save what they are made "
+            "of"
+        ) from None
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    if np.dtype(dtype_of_spec(spec)).names:
+    if dtype.names:
         plain = plain.view(_BITS[plain.element_size()])
     if placed is None:
         pieces: list[Piece] = [TensorPiece(boxes.whole(plain.shape), plain)]
@@ -144,44 +136,13 @@ def block_of(tensor: torch.Tensor, placed: Placed | None, name: str) -> Block:
     return Block(spec, layout.shape, pieces, layout, is_fused=bool(placed.parts))
 
 
-def list_boxes(placed: Placed) -> list[tuple[Box, Box]]:
-    """Return which boxes of the whole tensor this rank holds, and where each is in its block.
-
-    They are several where the axis consists of parts: the whole is in the order of one process.
-    """
-    layout, parts, axis, units, _ = placed
-    box = layout.local_box()
-    if box is None:
-        return []
-    if not parts:
-        return [(box, boxes.shift(box, box))]
-    # The mesh axis that cuts first deals out the parts; further ones cut what a rank of it has.
-    (start, stop), found, at = box[axis], [], 0
-    for piece in chain.from_iterable(_shards.order(parts, units, count_first_cut(placed))):
-        length = piece.stop - piece.start
-        low, high = max(start, at), min(stop, at + length)
-        if low < high:
-            first = piece.start + low - at
-            whole = _with(box, axis, (first, first + high - low))
-            own = _with(boxes.shift(box, box), axis, (low - start, high - start))
-            found.append((whole, own))
-        at += length
-    return found
-
-
-def _with(box: Box, axis: int, interval: tuple[int, int]) -> Box:
-    return (*box[:axis], interval, *box[axis + 1 :])
-
-
 class Tensors(Adapter):
     """Tensors that stand by themselves, placed or the same on every rank."""
 
     def save(self, value: torch.Tensor, plan: SavePlan, name: str) -> Node:
-        """Save a tensor."""
         return save_value(value, placed_of(value), plan, name)
 
     def load(self, value: torch.Tensor, plan: LoadPlan, name: str) -> Finish:
-        """Fill a tensor in place."""
         fill_tensor(value, placed_of(value), plan, name)
         return lambda: value
 
@@ -229,9 +190,11 @@ class Modules(Adapter):
         """Fill parameters and buffers in place."""
         fillable = {id(one) for one in (*value.parameters(), *value.buffers())}
         extra: list[tuple[nn.Module, Finish]] = []
-        state = ModuleState(value)
-        names = state.names_by_value()
-        for key, (one, placed) in state.entries.items():
+        entries = ModuleState(value).entries
+        names: dict[int, list[str]] = {}  # of each value, several for a tied one
+        for key, (one, _) in entries.items():
+            names.setdefault(id(one), []).append(key)
+        for key, (one, placed) in entries.items():
             full = join_name(name, key)
             owner, _, last = key.rpartition(".")
             if last == _EXTRA:

@@ -14,11 +14,17 @@ from torch.optim import Optimizer
 
 from distarray.checkpoint import join_name
 from distarray.comm import DeviceMesh, all_gather_checked, list_first
-from distarray.core import check_position
-from distarray.errors import ArgumentError, ArgumentTypeError, MismatchError, StateDictError
+from distarray.core import check_position, lift
+from distarray.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MeshError,
+    MismatchError,
+    StateDictError,
+)
 from distarray.layout import Layout, Replicate
 from distarray.torch import _modules
-from distarray.torch._full import gather_on_all, gather_on_one, lift_placed, scatter_from
+from distarray.torch._full import gather_on_all, gather_on_one, scatter_from
 from distarray.torch._layouts import Placed, is_sharded, own_placed
 from distarray.torch._shards import block_of
 
@@ -57,13 +63,6 @@ class ModuleState:
         """The meshes that parameters are placed on, in their order."""
         placed = (entry.placed for entry in self.entries.values())
         return list(dict.fromkeys(one.layout.mesh for one in placed if one is not None))
-
-    def names_by_value(self) -> dict[int, list[str]]:
-        """Return the names of each value, several for a tied one, by its id."""
-        found: dict[int, list[str]] = {}
-        for name, entry in self.entries.items():
-            found.setdefault(id(entry.value), []).append(name)
-        return found
 
 
 class OptimizerState:
@@ -193,7 +192,14 @@ class Holder:
         self._rank: int | None = None
         self.is_here = True  # this rank has them
         if position is not None:
-            self._mesh = _only_mesh(state, f"{keyword}={position}") if mesh is None else mesh
+            if mesh is None:
+                if len(state.meshes) != 1:
+                    on = ", ".join(map(str, state.meshes)) or "no mesh"
+                    raise ArgumentError(
+                        f"{keyword}={position} is a position in a mesh, but the module's "
+                        f"parameters are on {on}; pass mesh="
+                    )
+                (self._mesh,) = state.meshes
             self._rank = self._mesh.flat_ranks[check_position(position, self._mesh, keyword)]
             self.is_here = self._mesh.rank == self._rank
         self._meshes = state.meshes if self._mesh is None else [self._mesh]
@@ -268,9 +274,16 @@ class Holder:
             return part.clone(memory_format=torch.contiguous_format) if copied else part
         if placed is None:
             placed = Placed(Layout(self._mesh, [Replicate()] * self._mesh.ndim, shape))
+        over: Any = placed.layout.mesh
+        if over is not self._mesh:  # all ranks along its further axes have the same
+            if self._mesh.axes_of(over) is None:
+                raise MeshError(
+                    f"{self._mesh} does not contain {over}, on which a parameter is placed; pass "
+                    "the mesh from which that was taken"
+                )
+            placed = placed._replace(layout=lift(placed.layout, self._mesh))
         like = torch.empty(0, dtype=dtype, device=device)
-        whole = given if self.is_here else None
-        return scatter_from(whole, lift_placed(placed, self._mesh), self._rank, like)
+        return scatter_from(given if self.is_here else None, placed, self._rank, like)
 
     def broadcast(self, value: Any) -> Any:
         """Return a value that is no tensor, of the source (collective where that is one rank)."""
@@ -279,16 +292,6 @@ class Holder:
         return self._mesh.communicator().broadcast_object(
             value if self.is_here else None, self._mesh.flat_ranks.index(self._rank)
         )
-
-
-def _only_mesh(state: ModuleState, asked: str) -> Any:
-    candidates = state.meshes
-    if len(candidates) == 1:
-        return candidates[0]
-    on = ", ".join(map(str, candidates)) or "no mesh"
-    raise ArgumentError(
-        f"{asked} is a position in a mesh, but the module's parameters are on {on}; pass mesh="
-    )
 
 
 def receiver_of(state: ModuleState, ranks: str | int, mesh: DeviceMesh | None) -> Holder:

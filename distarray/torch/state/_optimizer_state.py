@@ -179,7 +179,11 @@ def load_optimizer_state_dict(
             taken = value
             if isinstance(value, _Tensor):
                 given = state["state"][name][key] if state and source.is_here else None
-                taken = _take(given, value, parameter, source)
+                placed = own_placed(parameter)
+                if placed is None or value.shape != placed.layout.shape or not value.shape:
+                    placed = None
+                device = parameter.device if value.shape else "cpu"
+                taken = source.scatter(given, *value, placed, device, copied=True).detach()
             states.setdefault(parameter, {})[key] = taken
     own.load(states, told["param_groups"])
 
@@ -221,14 +225,3 @@ def _compare(told: Mapping[str, Any], own: OptimizerState, strict: bool) -> None
                         f"{key!r} of {name} has shape {value.shape}, where the parameter has "
                         f"{full}; pass whole tensors, of this module"
                     )
-
-
-def _take(
-    given: torch.Tensor | None, told: _Tensor, parameter: torch.Tensor, source: Holder
-) -> torch.Tensor:
-    """Return this rank's part of a tensor of the state, in memory of its own."""
-    placed = own_placed(parameter)
-    if placed is None or told.shape != placed.layout.shape or not told.shape:
-        placed = None
-    device = parameter.device if told.shape else "cpu"
-    return source.scatter(given, told.shape, told.dtype, placed, device, copied=True).detach()

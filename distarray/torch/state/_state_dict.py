@@ -65,8 +65,12 @@ def state_dict(
         known = drop_records(state.metadata) if full else state.metadata
         result._metadata = known  # type: ignore[attr-defined]
     if not full:
-        for name, entry in state.entries.items():
-            result[name] = _block(entry, cpu)
+        for name, (value, placed) in state.entries.items():
+            result[name] = value
+            if isinstance(value, torch.Tensor):
+                result[name] = value.detach().cpu() if cpu else value.detach()
+                if placed is not None:
+                    place(result[name], *placed)
         return result
     receiver = receiver_of(state, ranks, mesh)
     seen: dict[int, Any] = {}
@@ -79,16 +83,6 @@ def state_dict(
         else:
             seen[key] = None
     return result
-
-
-def _block(entry: Entry, cpu: bool) -> Any:
-    value, placed = entry
-    if not isinstance(value, torch.Tensor):
-        return value
-    block = value.detach().cpu() if cpu else value.detach()
-    if placed is not None:
-        place(block, *placed)
-    return block
 
 
 # --- loading -------------------------------------------------------------------------------------

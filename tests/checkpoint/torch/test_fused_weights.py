@@ -57,7 +57,6 @@ def test_parts_that_two_mesh_axes_cut(tmp_path):
     """As fully sharded parameters on top of fused weights of tensor parallelism have it."""
     from distarray.torch import _shards
     from distarray.torch._layouts import Placed
-    from distarray.torch.state._checkpoint import list_boxes
 
     full = np.arange(20)
     parts, units = (12, 8), (2, 2)
@@ -78,7 +77,7 @@ def test_parts_that_two_mesh_axes_cut(tmp_path):
             boundaries={0: nested},
         )
         block = ordered[slice(*layout.local_box()[0])]
-        boxes = list_boxes(Placed(layout, parts, 0, units))
+        boxes = _shards.list_boxes(Placed(layout, parts, 0, units))
         for ((a, b),), ((c, d),) in boxes:
             assert full[a:b].tolist() == block[c:d].tolist()
         assert sum(d - c for _, ((c, d),) in boxes) == len(block)
