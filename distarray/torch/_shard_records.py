@@ -108,23 +108,20 @@ _WHOLE_TENSORS_GIVEN = (
 )
 
 
-def explain(messages: list[str]) -> None:
-    """Say, once and before torch names the shapes that differ, what loads whole tensors."""
-    if _WHOLE_TENSORS_GIVEN not in messages:
-        messages.insert(0, _WHOLE_TENSORS_GIVEN)
-
-
 def _compare(
     module: nn.Module, state: Mapping[str, Any], prefix: str, local: Mapping[str, Any], *rest: Any
 ) -> None:
+    parameters = parameters_of(module)
     for name, placed in state_of(module).placed.items():
-        own = parameters_of(module).get(name)
+        shape, own = placed.layout.local_shape(), parameters.get(name)
         given = state.get(prefix + name)
-        if not isinstance(given, torch.Tensor) or own is None or given.shape == own.shape:
+        if not isinstance(given, torch.Tensor) or own is None or tuple(given.shape) == shape:
             continue
-        # Of a part that is whole meanwhile fully_shard's own hook, which comes later, sees to it.
-        if is_sharded(placed.layout) and tuple(own.shape) == placed.layout.local_shape():
-            explain(rest[-1])
+        is_shard = is_sharded(placed.layout) and tuple(own.shape) == shape
+        if type(parameters) is not dict:  # if it is whole, a hook of fully_shard makes it a shard
+            is_shard = True
+        if is_shard and _WHOLE_TENSORS_GIVEN not in rest[-1]:
+            rest[-1].insert(0, _WHOLE_TENSORS_GIVEN)  # before torch names the shapes that differ
     for name, given in local.get(KEY, {}).items():
         value = state.get(prefix + name)
         if not isinstance(value, torch.Tensor):

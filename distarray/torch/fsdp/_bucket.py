@@ -49,24 +49,21 @@ class Bucket:
         self.members = list(members)
         self.group = group  # a weak reference
         self.packed = Packed(mesh, [m.layout for m in members], [m.stride for m in members])
-        self._dtype = dtype
-        self._device = device
         self._smaller = smaller
-        first = members[0].parameter.detach()
-        self._kind = first.dtype, first.device
         with torch.inference_mode(False):  # parameters, brought there, count their changes
+            first = members[0].parameter.detach()
             self._home = _flat(self.packed.count, first, pinned=pinned)
             self._blocks = cut_blocks(self._home, self.members)
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.full: torch.Tensor | None = None
         self._piece: torch.Tensor | None = None
-        self._versions: tuple[tuple[int, int], ...] | None = None
+        self._versions: tuple[tuple[int, int], ...] = ()
 
     @property
     def fits(self) -> bool:
         """Whether the parameters still have the dtype and device that they had."""
         kinds = {(m.parameter.dtype, m.parameter.device) for m in self.members}
-        return kinds == {self._kind}
+        return kinds == {(self._home.dtype, self._home.device)}
 
     @property
     def is_current(self) -> bool:
@@ -77,7 +74,6 @@ class Bucket:
 
     def find_member(self, offset: int) -> tuple[ShardedParameter, tuple[int, int]]:
         """Return whose values are at an offset of the gathered memory, and of which version."""
-        assert self._versions is not None  # it has been gathered
         position = max(bisect_right(self.packed.starts, offset) - 1, 0)
         return self.members[position], self._versions[position]
 
@@ -103,14 +99,13 @@ class Bucket:
         source = buffer_of(self._wire_form())
         if self.packed.is_flat:  # what this rank has is everything
             return run_now(lambda _: source)
-        purpose = _purpose(what, self.packed.total, self._dtype)
+        purpose = _purpose(what, self.packed.total, self._like.dtype)
         return run_in_background(
             lambda behind: self.packed.gather(source, purpose, background=behind),
             alone=self.packed.is_alone,
         )
 
     def arrive(self, buffer: Buffer) -> None:
-        """Take a full buffer."""
         self.full = tensor_of(buffer)
         self._piece = None
 
@@ -139,7 +134,7 @@ class Bucket:
     def view(self, dtype: torch.dtype, geometry: Geometry) -> torch.Tensor:
         """Return a view of the gathered memory as it was saved."""
         assert self.full is not None  # it has been gathered again
-        like = torch.empty(0, dtype=dtype, device=self._device)
+        like = torch.empty(0, dtype=dtype, device=self._like.device)
         where = geometry.offset, geometry.size, geometry.stride
         return like.set_(self.full.untyped_storage(), *where)  # type: ignore[call-overload, no-any-return]
 
@@ -154,18 +149,18 @@ class Bucket:
     def _wire_form(self) -> torch.Tensor:
         """Return the shards in the dtype and on the device in which they are gathered."""
         home = self._home
-        if home.device != self._device:
+        if home.device != self._like.device:
             # Nobody waits for the copy of a rank that is alone, and the values may change at once.
-            home = home.to(self._device, non_blocking=not self.packed.is_alone)
-        if home.dtype is not self._dtype:
+            home = home.to(self._like.device, non_blocking=not self.packed.is_alone)
+        if home.dtype is not self._like.dtype:
             home = _flat(home.numel(), self._like).copy_(home)
         return home
 
     @property
     def _piece_layout(self) -> Layout:
         """How the gathered memory is shared among the ranks of a smaller group."""
-        assert self._smaller is not None
-        return Layout(self._smaller, [Shard(0)], (self.packed.total,))
+        smaller: Any = self._smaller
+        return Layout(smaller, [Shard(0)], (self.packed.total,))
 
 
 @lru_cache(maxsize=4096)
@@ -189,7 +184,7 @@ def _flat(size: int, like: torch.Tensor, *, pinned: bool = False) -> torch.Tenso
 class ExtendedBucket(Bucket):
     """One parameter whose blocks travel in another form."""
 
-    _forms: tuple[_Form, ...] | None = None
+    _forms: tuple[_Form, ...] = ()
     _instead: torch.Tensor | None = None
 
     def _gather_blocks(self, what: str) -> Handle:
@@ -198,7 +193,7 @@ class ExtendedBucket(Bucket):
         travelling = self._check_travelling(member.extension[0](member.parameter.detach()))
         form: _Form = tuple((tuple(t.shape), t.dtype) for t in travelling)
         sent = [bytes_of(t).cpu().numpy() for t in travelling]
-        known = self._forms is not None and self._forms[self.packed.rank] == form
+        known = self._forms[self.packed.rank : self.packed.rank + 1] == (form,)
         shape = "the shape that it had" if known else "a new shape"
         purpose = Purpose.of(f"unshard {what}: {member.path} extended, of {shape}")
 
@@ -207,7 +202,6 @@ class ExtendedBucket(Bucket):
             communicator.agree(purpose.token, purpose.text)
             if not known:
                 self._forms = tuple(communicator.all_gather_object(form))
-            assert self._forms is not None  # they have been told
             counts = [sum(map(_nbytes, one)) for one in self._forms]
             own = _memory.empty((counts[communicator.rank],), np.uint8)
             at = 0
@@ -227,8 +221,7 @@ class ExtendedBucket(Bucket):
             super().arrive(buffer)
             return
         (member,) = self.members
-        assert self._forms is not None  # it has been gathered
-        flat = torch.from_numpy(buffer).to(self._device)
+        flat = torch.from_numpy(buffer).to(self._like.device)
         lengths = [_nbytes(one) for form in self._forms for one in form]
         pieces = iter(
             flat[start : start + length]
@@ -250,7 +243,6 @@ class ExtendedBucket(Bucket):
         return super().view_unsharded() if self._instead is None else [self._instead.detach()]
 
     def drop(self, *, keep_piece: bool) -> None:
-        """Let go of the whole."""
         super().drop(keep_piece=keep_piece and self._instead is None)
         self._instead = None
 

@@ -37,7 +37,6 @@ class Context:
     # --- forward ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin the forward pass of the model."""
         self._entered, self.left = [], []
 
     def enter(self, group: Group) -> None:
@@ -131,7 +130,6 @@ class Backward(BackwardPass):
         return _compat.current_backward_pass() != self._task
 
     def join(self, group: Group) -> None:
-        """Take note of a group that takes part."""
         self._joined[id(group)] = group
 
     def pre_backward(self, group: Group) -> None:

@@ -123,7 +123,13 @@ def fully_shard(
     offload = _convert_policy(offload_policy or OffloadPolicy())
 
     def say() -> tuple[int, list[str]]:
-        _check_arguments(policy, offload, reshard_after_forward)
+        if not isinstance(policy, MixedPrecisionPolicy):
+            raise ArgumentTypeError(f"mp_policy={policy!r}: takes a dt.MixedPrecisionPolicy")
+        if not isinstance(offload, OffloadPolicy):
+            raise ArgumentTypeError(
+                f"offload_policy={offload!r}: takes a dt.CPUOffloadPolicy, or a dt.OffloadPolicy"
+            )
+        check_reshard_after_forward(reshard_after_forward)
         modules.extend(_check_modules(module))
         with locate_errors(modules[0]):
             ignored = {id(p) for p in ignored_params or ()}
@@ -208,16 +214,6 @@ def _convert_policy(policy: Any) -> Any:
     if set(names) != set(given):  # of another version of torch: the message names ours
         return policy
     return kind(**{name: getattr(policy, name) for name in names})
-
-
-def _check_arguments(policy: Any, offload: Any, after: Any) -> None:
-    if not isinstance(policy, MixedPrecisionPolicy):
-        raise ArgumentTypeError(f"mp_policy={policy!r}: takes a dt.MixedPrecisionPolicy")
-    if not isinstance(offload, OffloadPolicy):
-        raise ArgumentTypeError(
-            f"offload_policy={offload!r}: takes a dt.CPUOffloadPolicy, or a dt.OffloadPolicy"
-        )
-    check_reshard_after_forward(after)
 
 
 def _check_modules(given: Any) -> list[nn.Module]:

@@ -78,7 +78,14 @@ class Group:
         self.reshard_after_forward = None if value is None else bool(value)
         self._smaller: DeviceMesh | None = None
         if not isinstance(value, bool | None) and value < self.mesh.shape[-1]:
-            self._smaller = _make_smaller_mesh(self.mesh, value)
+            # The consecutive ranks along the last mesh axis that this one shards with.
+            (*others, own) = self.mesh.coordinate or ()
+            first = own // value * value
+            positions = range(first, min(first + value, self.mesh.shape[-1]))
+            ranks = [self.mesh.rank_at((*others, position)) for position in positions]
+            self._smaller = DeviceMesh(
+                ranks, ("after_forward",), comm=self.mesh._base, device=self.mesh.device
+            )
         for bucket in self._buckets:
             bucket.keep_pieces_among(self._smaller)
 
@@ -99,28 +106,25 @@ class Group:
         """Begin to gather in the background, unless the parameters are there or on their way."""
         self._refresh()
         if not self.is_unsharded and self._handles is None:
+            # Where they are needed at once, too: so ranks that are out of step meet in different
+            # calls, one after another, and do not wait for each other in two places.
             self._handles = [b.gather(self.name) for b in self._buckets]
 
     def unshard(self) -> None:
         """Gather the parameters unless they are there, of the values that the shards have now."""
-        self._refresh()
+        self.start_unshard()
         self._finish_unshard()
 
     def ensure_unsharded(self) -> None:
         """Gather the unsharded parameters unless they are there."""
         if not self.is_unsharded and self._handles is None:
-            self._refresh()
+            self.start_unshard()
         self._finish_unshard()
 
     def _finish_unshard(self) -> None:
-        if self.is_unsharded:
+        handles, self._handles = self._handles, None
+        if handles is None:  # they are there
             return
-        handles = self._handles
-        if handles is None:
-            # In the background like all others, one after another: so ranks that are out of step
-            # meet in different calls, and do not wait for each other in two places.
-            handles = [b.gather(self.name) for b in self._buckets]
-        self._handles = None
         for bucket, handle in zip(self._buckets, handles, strict=True):
             bucket.arrive(handle.wait())
             gathered[memory_key(bucket.full)] = bucket  # type: ignore[arg-type]
@@ -289,14 +293,6 @@ class Group:
 
     # --- gradients -------------------------------------------------------------------------------
 
-    def pre_backward(self, _: torch.Tensor) -> None:
-        """Make the parameters ready: the gradient of an output is there."""
-        self.context.current_backward().pre_backward(self)
-
-    def post_backward(self, _: torch.Tensor) -> None:
-        """Let the parameters go: the gradients of inputs are there."""
-        self.context.current_backward().post_backward(self)
-
     def abandon(self) -> None:
         """Forget what a backward pass that failed has left, without communication."""
         self._handles = None
@@ -320,12 +316,3 @@ def check_reshard_after_forward(value: Any) -> None:
             f"reshard_after_forward={value}: True, False, or how many ranks share the parameters "
             "after forward, at least 1"
         )
-
-
-def _make_smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
-    """Return the consecutive ranks along the last mesh axis that this one shards with."""
-    (*others, own) = mesh.coordinate or ()
-    first = own // size * size
-    positions = range(first, min(first + size, mesh.shape[-1]))
-    ranks = [mesh.rank_at((*others, position)) for position in positions]
-    return DeviceMesh(ranks, ("after_forward",), comm=mesh._base, device=mesh.device)

@@ -22,7 +22,6 @@ from torch.nn.modules.module import (
 from distarray.errors import LayoutError
 from distarray.torch._compat import is_going_backward, parameters_of
 from distarray.torch._modules import locate_errors
-from distarray.torch._shard_records import explain
 from distarray.torch._shards import shards
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class Registrations:
     @classmethod
     @lru_cache(maxsize=1)
     def watch(cls) -> None:
-        """Begin to count."""
         register_module_module_registration_hook(cls._note)
         register_module_parameter_registration_hook(cls._note)
 
@@ -77,14 +75,10 @@ def _refuse_call(module: nn.Module, _: Any) -> None:
         )
 
 
-def _load(module: nn.Module, state: Any, prefix: str, *rest: Any) -> None:
-    """Let what is loaded go into shards; say what loads whole tensors, before torch compares."""
+def _load(module: nn.Module, *_: Any) -> None:
+    """Let what is loaded go into shards."""
     for group in _groups_of(module).values():
         group.hold_shards()
-    for name, own in module.named_parameters(recurse=False):
-        given = state.get(prefix + name)
-        if own in shards and isinstance(given, torch.Tensor) and given.shape != own.shape:
-            explain(rest[-1])
 
 
 def _groups_of(module: nn.Module) -> dict[str, Group]:

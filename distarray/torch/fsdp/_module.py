@@ -128,7 +128,7 @@ class FSDPModule:
         handle = UnshardHandle(group)
         with locate_errors(cast("nn.Module", self)):
             if group is not None:
-                group.start_unshard() if async_op else group.unshard()
+                group.start_unshard()
             if async_op:
                 return handle
             handle.wait()

@@ -62,7 +62,16 @@ class ShardedParameter:
         # How tensor parallelism places the whole, and how the last mesh axis cuts that, or what
         # this rank has of it; how the block is a part of the global parameter.
         self.inner = placed_of(parameter) if is_placed(parameter) else None
-        self.layout = _layout(tuple(parameter.shape), mesh, wanted, path)
+        cut: Any = Shard(0) if wanted is None else wanted
+        if type(cut) is not Shard:
+            raise ArgumentTypeError(
+                f"{path}: shard_placement_fn returned {wanted!r}; return da.Shard(axis), or None "
+                "for da.Shard(0)"
+            )
+        shape = tuple(parameter.shape)
+        *replicas, last = [Replicate()] * mesh.ndim
+        with prefix_errors(f"parameter {path!r}"):
+            self.layout = Layout(mesh, [*replicas, cut if shape else last], shape)
         self.placed = _nested_placement(self.inner, self.layout)
         self.stride = dense_strides(parameter)  # of the whole, a permutation of C order
         self.extension: Any = None  # functions before and after blocks travel in another form
@@ -196,20 +205,6 @@ def cut_blocks(flat: torch.Tensor, members: Sequence[ShardedParameter]) -> list[
         found.append(flat[at : at + size].view(shape) if size else flat.new_empty(shape))
         at += size
     return found
-
-
-def _layout(shape: tuple[int, ...], mesh: DeviceMesh, wanted: Any, path: str) -> Layout:
-    """Return how the whole is cut along the last mesh axis: by default along its axis 0."""
-    if wanted is None:
-        wanted = Shard(0)
-    if type(wanted) is not Shard:
-        raise ArgumentTypeError(
-            f"{path}: shard_placement_fn returned {wanted!r}; return da.Shard(axis), or None for "
-            "da.Shard(0)"
-        )
-    last = wanted if shape else Replicate()
-    with prefix_errors(f"parameter {path!r}"):
-        return Layout(mesh, [Replicate()] * (mesh.ndim - 1) + [last], shape)
 
 
 def _nested_placement(inner: Placed | None, layout: Layout) -> Placed:

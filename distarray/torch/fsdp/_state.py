@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any
@@ -134,7 +133,9 @@ class State:
             return given
         if torch.is_grad_enabled():  # frozen parameters go when gradients of inputs are there
             frozen = not all(m.parameter.requires_grad for m in group.members)
-            group.ends_with_inputs = frozen and hook_gradients(given, group.post_backward)
+            group.ends_with_inputs = frozen and hook_gradients(
+                given, lambda _: group.context.current_backward().post_backward(group)
+            )
         dtype = group.policy.param_dtype
         casts = dtype is not None and group.policy.cast_forward_inputs
         return _cast(given, dtype) if casts else given
@@ -146,11 +147,13 @@ class State:
         if group is None:
             return output
         group.check_unchanged()
-        output = _keep_memory(output, group.held or ())
+        going = set(map(id, group.held or ()))
+        if not going.isdisjoint(map(id, leaves_of(output))):  # they keep their memory
+            output = map_leaves(lambda x: x.view_as(x) if id(x) in going else x, output)
         if group.policy.output_dtype is not None:
             output = _cast(output, group.policy.output_dtype)
         if torch.is_grad_enabled():
-            hook_gradients(output, group.pre_backward)
+            hook_gradients(output, lambda _: group.context.current_backward().pre_backward(group))
         return output
 
 
@@ -158,18 +161,6 @@ def state_beside(module: nn.Module) -> State | None:
     """Return the state of a sharded module; None for another one."""
     found: State | None = module.__dict__.get(NAME)
     return found
-
-
-def _keep_memory(output: Any, held: Sequence[torch.Tensor]) -> Any:
-    """Return an output in which unsharded parameters, which are about to go, keep their memory."""
-    going = {id(whole) for whole in held}
-
-    def keep(value: Any) -> Any:
-        return value.view_as(value) if id(value) in going else value
-
-    if not any(id(value) in going for value in leaves_of(output)):
-        return output
-    return map_leaves(keep, output)
 
 
 def _cast(values: Any, dtype: torch.dtype | None) -> Any:
