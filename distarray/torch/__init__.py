@@ -4,13 +4,15 @@ In examples of docstrings `da` is `distarray`, `dt` this module, `nn` `torch.nn`
 `torch.nn.functional`.
 """
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook as _before_step
+
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._halo import halo
 from distarray.torch._layouts import layout_of, place_like
 from distarray.torch._moves import PendingTensor, redistribute
 from distarray.torch._random import get_random_state, manual_seed, random_state, set_random_state
 from distarray.torch.data_parallel import check_replicas, no_sync, replicate
-from distarray.torch.data_parallel import check_steps as _check_steps
+from distarray.torch.data_parallel import check_step as _check_step
 from distarray.torch.following import check_layouts
 from distarray.torch.following import watch_checkpoints as _watch_checkpoints
 from distarray.torch.fsdp import (
@@ -46,12 +48,12 @@ from distarray.torch.state import (
 )
 from distarray.torch.state import register_all as _register_all
 from distarray.torch.training import GradScaler, clip_grad_norm_, dropout, get_total_norm
-from distarray.torch.training import check_optimizers as _check_optimizers
+from distarray.torch.training import check_optimizer as _check_optimizer
 from distarray.torch.training import watch_initialisers as _watch_initialisers
 
 _register_all()
-_check_optimizers()
-_check_steps()
+_before_step(_check_optimizer)
+_before_step(_check_step)
 _watch_initialisers()
 _watch_checkpoints()
 

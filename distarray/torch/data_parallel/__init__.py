@@ -2,5 +2,5 @@
 
 from distarray.torch.data_parallel._check_replicas import check_replicas
 from distarray.torch.data_parallel._reducer import NAME as REPLICA
-from distarray.torch.data_parallel._reducer import check_steps
+from distarray.torch.data_parallel._reducer import check_step
 from distarray.torch.data_parallel._replicate import no_sync, replicate

@@ -23,7 +23,6 @@ from weakref import WeakMethod
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distarray.comm import DeviceMesh, Purpose
 from distarray.errors import ArgumentError, ArgumentTypeError
@@ -168,7 +167,18 @@ class Replica:
         """Take note of a gradient that is there."""
         member = self.members[position]
         self.late.discard(id(member.parameter))
-        _check_gradient(member)
+        gradient = member.parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise ArgumentTypeError(
+                f"the gradient of {member.name!r} is sparse, and cannot be packed; pass "
+                "sparse=False to the module"
+            )
+        if gradient is not None and gradient.requires_grad:
+            raise ArgumentError(
+                f"the gradient of {member.name!r} is to be differentiated again "
+                "(create_graph=True), which its average cannot be; compute it by "
+                "torch.autograd.grad, which averages nothing"
+            )
         member.accumulated = True
         if self.syncing:
             self.current_pass().note_gradient(position)
@@ -178,13 +188,8 @@ _replicas: TensorMap[weakref.ref[Replica]] = TensorMap()
 """The replicas of parameters, also of those that require no gradient."""
 
 
-def check_steps() -> None:
-    """Look at what optimizers are about to step by, from now on."""
-    register_optimizer_step_pre_hook(_check_step)
-
-
 @disable_compile
-def _check_step(optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+def check_step(optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
     """Raise before a step by a gradient of which nobody knew that it was to be averaged."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         reference = None if parameter.grad is None else _replicas.get(parameter)
@@ -301,22 +306,6 @@ def _accumulator_of(parameter: nn.Parameter) -> Any:
 
 def _kind(parameter: nn.Parameter) -> tuple[Any, ...]:
     return parameter.dtype, parameter.device, parameter.shape, parameter.stride()
-
-
-def _check_gradient(member: _Member) -> None:
-    gradient = member.parameter.grad
-    if gradient is None:
-        return
-    if gradient.layout is not torch.strided:
-        raise ArgumentTypeError(
-            f"the gradient of {member.name!r} is sparse, and cannot be packed; pass sparse=False "
-            "to the module"
-        )
-    if gradient.requires_grad:
-        raise ArgumentError(
-            f"the gradient of {member.name!r} is to be differentiated again (create_graph=True), "
-            "which its average cannot be; compute it by torch.autograd.grad, which averages nothing"
-        )
 
 
 # --- buckets -------------------------------------------------------------------------------------

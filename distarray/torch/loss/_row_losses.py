@@ -64,18 +64,17 @@ class _Losses(torch.autograd.Function):
     ) -> torch.Tensor:
         goal = _read_target(x, target, own, weight, terms)
         weighs = own is None or terms.spread != 0
-        found = survey(x, goal, terms.dtype, weighs)
-        largest = _reduce(found.largest, "max", terms)
-        sums, *asked = found.relative_to(largest)
-        if own is None:
-            sums, against, weights = _reduce(torch.stack([sums, *asked]), "sum", terms)
+        peaks, sums, weighted, weights = survey(x, goal, terms.dtype, weighs)
+        largest = _reduce(peaks, "max", terms)
+        sums = sums * (peaks - largest).exp_()
+        if weighs:
+            weighted = weighted + weights * (_finite(peaks) - largest)
+        if isinstance(goal, Probabilities):
+            sums, against, weights = _reduce(torch.stack([sums, weighted, weights]), "sum", terms)
         else:
-            assert isinstance(goal, Classes)
-            picked = goal.pick(x, largest)
-            if asked:
-                picked += asked[0]
+            picked = goal.pick(x, largest) + weighted if weighs else goal.pick(x, largest)
             sums, against = _reduce(torch.stack([sums, picked]), "sum", terms)
-            weights = own + terms.smoothed
+            weights = goal.own + terms.smoothed
         ctx.save_for_backward(x, target, own, weight, largest, sums, weights)
         ctx.terms = terms
         return weights * sums.log() - against
@@ -173,11 +172,10 @@ class Classes(NamedTuple):
     own: torch.Tensor  # what each row's class weighs
     smooth: torch.Tensor | None  # what smoothing gives to each class of the shard
 
-    def weigh_rows(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def weigh_rows(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row sums of q x and of q, of what smoothing gives."""
         del block
-        if self.smooth is None:
-            return None
+        assert self.smooth is not None  # else nobody asks
         return x @ self.smooth, self.smooth.sum()
 
     def pick(self, x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
@@ -215,7 +213,7 @@ class Probabilities(NamedTuple):
             q = q * self.keep + self.spread
         return q if self.weight is None else q * self.weight
 
-    def weigh_rows(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def weigh_rows(self, x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row sums of q x and of q."""
         q = self.weigh(block, x.dtype)
         return (x * q).sum(-1), q.sum(-1)
@@ -240,40 +238,25 @@ Goal = Classes | Probabilities
 """What the target asks for: q, of this rank's shard of the classes."""
 
 
-class Survey(NamedTuple):
-    """What a rank tells of its shard, a number per row each."""
+def survey(
+    x: torch.Tensor, goal: Goal, dtype: torch.dtype, weighs: bool
+) -> tuple[torch.Tensor, ...]:
+    """Return row maxima M of a shard of logits, -inf where it is empty, and sums over the shard.
 
-    largest: torch.Tensor  # row maxima; -inf where the shard is empty
-    sums: torch.Tensor  # of exp(x - largest)
-    weighted: torch.Tensor | None  # sums of q (x - largest), and of q, where they are needed
-    weights: torch.Tensor | None
-
-    def relative_to(self, largest: torch.Tensor) -> list[torch.Tensor]:
-        """Return the sums of exp(x - largest), of q (x - largest) and of q, as far as known."""
-        told = [self.sums * (self.largest - largest).exp_()]
-        if self.weighted is not None and self.weights is not None:
-            told += [self.weighted + self.weights * (_finite(self.largest) - largest), self.weights]
-        return told
-
-
-def survey(x: torch.Tensor, goal: Goal, dtype: torch.dtype, weighs: bool) -> Survey:
-    """Return what is to be told of a shard of logits, with sums of q where it ``weighs``."""
+    They are sums of exp(x - M) and, where it ``weighs``, of q (x - M) and of q.
+    """
     rows = x.shape[:-1]
     largest = x.new_full(rows, -torch.inf, dtype=dtype)
-    sums = x.new_zeros(rows, dtype=dtype)
-    weighted = x.new_zeros(rows, dtype=dtype) if weighs else None
-    weights = x.new_zeros(rows, dtype=dtype) if weighs else None
+    sums, weighted, weights = x.new_zeros((3, *rows), dtype=dtype)
     for block in blocks(x) if x.shape[-1] else ():
         part = x.narrow(*block).to(dtype)
         peak = torch.amax(part, -1, out=largest.narrow(*block))
         part = part - _finite(peak).unsqueeze(-1)
-        if weighted is not None and weights is not None:
-            found = goal.weigh_rows(part, block)
-            assert found is not None
-            weighted.narrow(*block).copy_(found[0])
-            weights.narrow(*block).copy_(found[1])
+        if weighs:
+            for total, found in zip((weighted, weights), goal.weigh_rows(part, block), strict=True):
+                total.narrow(*block).copy_(found)
         torch.sum(part.exp_(), -1, out=sums.narrow(*block))
-    return Survey(largest, sums, weighted, weights)
+    return largest, sums, weighted, weights
 
 
 def gradient(

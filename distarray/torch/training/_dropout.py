@@ -92,7 +92,7 @@ def drop(module: Any, x: torch.Tensor, layout: Layout | None) -> torch.Tensor:
 def drop_as(
     kind: type[nn.Module], x: torch.Tensor, p: float, inplace: bool, layout: Layout | None
 ) -> torch.Tensor:
-    """Return what dropout modules of a class make of a block in training; see `drop`."""
+    """Return what dropout modules of a class make of a block in training."""
     axes = _masked_axes(kind, x.ndim)
     key = draw_key()
     if layout is not None and any(layout.sharding_axes(axis) for axis in range(axes, x.ndim)):
@@ -102,7 +102,11 @@ def drop_as(
     alpha = issubclass(kind, nn.AlphaDropout | nn.FeatureAlphaDropout)
     if not 0 <= p <= 1:
         raise ArgumentError(f"p={p} is no probability; it must be between 0 and 1")
-    mask = _mask(x, layout, axes, key, p)
+    shape: Sequence[int] = x.shape if layout is None else layout.shape
+    box = tuple((0, n) for n in x.shape) if layout is None else layout.local_box()
+    assert box is not None  # this rank is in the mesh
+    rest = x.ndim - axes  # along which the mask is the same
+    mask = keep_mask((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p, x)
     if not alpha or p == 1:
         scale = 0.0 if p == 1 else 1 / (1 - p)
         result = x.mul_(mask).mul_(scale) if inplace else x * mask * scale
@@ -132,15 +136,6 @@ def _masked_axes(kind: type[nn.Module], ndim: int) -> int:
     unbatched = 2 if issubclass(kind, nn.Dropout1d) else 4
     plain = issubclass(kind, nn.Dropout1d | nn.Dropout3d) and ndim == unbatched
     return min(1 if plain else 2, ndim)
-
-
-def _mask(x: torch.Tensor, layout: Layout | None, axes: int, key: Key, p: float) -> torch.Tensor:
-    """Return the mask of a block, to be broadcast along the axes from ``axes`` on."""
-    shape: Sequence[int] = x.shape if layout is None else layout.shape
-    box = tuple((0, n) for n in x.shape) if layout is None else layout.local_box()
-    assert box is not None  # this rank is in the mesh
-    rest = x.ndim - axes
-    return keep_mask((*shape[:axes], *[1] * rest), (*box[:axes], *[(0, 1)] * rest), key, p, x)
 
 
 def _check_alike(layout: Layout, key: Key, p: float) -> None:

@@ -24,7 +24,7 @@ from distarray.layout import Layout, Partial, Replicate, Shard
 from distarray.redistribute import redistribute_local
 from distarray.torch._compat import norms_of, scale_all
 from distarray.torch._layouts import is_sharded, layout_of
-from distarray.torch._shard_records import name_of as recorded_name
+from distarray.torch._shard_records import name_of
 
 _R = Replicate()
 
@@ -121,10 +121,12 @@ def clip_grad_norm_(
     del foreach
     found = list_distinct(parameters)
     max_norm = float(max_norm)
-    blocks = [
-        Block(p.grad, layout_of(p), _name_of(i, p) if p.grad is None else "")
-        for i, p in enumerate(found)
-    ]
+    blocks = []
+    for i, p in enumerate(found):
+        layout = layout_of(p)
+        shape = tuple(p.shape) if layout is None else layout.shape  # alike on all ranks
+        name = f"parameter {i} {name_of(p)}of shape {shape}" if p.grad is None else ""
+        blocks.append(Block(p.grad, layout, name))
     asked = f"clip_grad_norm_, {max_norm=}"
     total = total_norm(blocks, float(norm_type), error_if_nonfinite, asked)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)  # what torch adds, lest it divide by zero
@@ -132,13 +134,6 @@ def clip_grad_norm_(
     for group in group_alike(gradients):
         scale_all(group, scale.to(group[0].device))
     return total
-
-
-def _name_of(position: int, parameter: torch.Tensor) -> str:
-    """Return how a message calls a parameter: alike on all ranks."""
-    layout = layout_of(parameter)
-    shape = tuple(parameter.shape) if layout is None else layout.shape
-    return f"parameter {position} {recorded_name(parameter)}of shape {shape}"
 
 
 def list_distinct(tensors: Any) -> list[torch.Tensor]:

@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distarray.errors import ArgumentError
 from distarray.torch._compat import leaves_of
@@ -48,13 +47,9 @@ class _Trial(NamedTuple):
     device: torch.device
 
 
-def check_optimizers() -> None:
-    """Look at every optimizer before its first step on shards, from now on."""
-    register_optimizer_step_pre_hook(_check)
-
-
 @disable_compile
-def _check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_optimizer(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise before the first step on shards of an optimizer that needs whole parameters."""
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     if _checked.get(optimizer) == count:
         return
