@@ -1637,8 +1637,8 @@ MUTANTS = (
     Mutant(
         "gradients of what all ranks use are not added up",
         "torch/parallel/layers/_features.py",
-        "return _gather(x, mesh, given, name, [_P], casts)",
-        "return _gather(x, mesh, given, name, [_R], casts)",
+        "gradients: Sequence[Placement] | None = (_P,),",
+        "gradients: Sequence[Placement] | None = (_R,),",
         ("torch/parallel/layers/test_linear.py",),
     ),
     Mutant(
@@ -1693,8 +1693,8 @@ MUTANTS = (
     Mutant(
         "the largest logit is that of this rank",
         "torch/loss/_row_losses.py",
-        'largest = _reduce(found.largest, "max", terms)',
-        "largest = found.largest",
+        'largest = _reduce(peaks, "max", terms)',
+        "largest = peaks",
         ("torch/loss/test_cross_entropy.py", "torch/loss/test_loss_parallel.py"),
     ),
     Mutant(
@@ -1721,7 +1721,7 @@ MUTANTS = (
     Mutant(
         "sums of shards' gradients are not divided by the factor",
         "torch/fsdp/_gradients.py",
-        "            own = own.mul_(1 / how.factor)",
+        "            own = own.mul_(1 / self.factor)",
         "            pass",
         ("torch/fsdp/gradients/test_accumulation.py::test_replicas_that_are_reduced_later",),
     ),
@@ -1749,7 +1749,7 @@ MUTANTS = (
     Mutant(
         "gradients of shards are not averaged among replicas",
         "torch/fsdp/_gradients.py",
-        "return redistribute_local(own, src, dst, purpose=purpose, background=background)",
+        "return redistribute_local(own, src, dst, purpose=purpose, background=behind)",
         "return own",
         ("torch/fsdp/gradients/test_accumulation.py::test_accumulation",),
     ),

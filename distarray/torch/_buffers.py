@@ -8,7 +8,6 @@ again, `still_read` tells torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -45,7 +44,14 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
         plain = plain.clone()
     number = gpu_of(plain)
     if number is not None:
-        return _on_gpu(plain, number)
+        _follow(number)
+        cupy, item, steps = _device.cupy(), plain.element_size(), plain.stride()
+        extents = ((n - 1) * step for n, step in zip(plain.shape, steps, strict=True))
+        span = (1 + sum(extents)) * item if plain.numel() else 0
+        memory = cupy.cuda.UnownedMemory(plain.data_ptr(), span, plain, number)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        strides = tuple(step * item for step in steps)
+        return cupy.ndarray(tuple(plain.shape), wire_dtype(plain.dtype), pointer, strides)
     if plain.dtype is torch.bfloat16:
         bits: np.ndarray = plain.view(torch.int16).numpy()
         return bits.view(BFLOAT16)
@@ -211,24 +217,6 @@ def _stream_of_torch(number: int) -> int:
 
 def _work_on(stream: int) -> AbstractContextManager[Any]:
     return torch.cuda.stream(torch.cuda.ExternalStream(stream))
-
-
-def _on_gpu(tensor: torch.Tensor, number: int) -> Buffer:
-    _follow(number)
-    cupy = _device.cupy()
-    item = tensor.element_size()
-    strides = tuple(step * item for step in tensor.stride())
-    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), _span(tensor) * item, tensor, number)
-    pointer = cupy.cuda.MemoryPointer(memory, 0)
-    return cupy.ndarray(tuple(tensor.shape), wire_dtype(tensor.dtype), pointer, strides)
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Return how many items there are from the first one to the last one in memory."""
-    if not tensor.numel():
-        return 0
-    steps: Sequence[int] = tensor.stride()
-    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, steps, strict=True))
 
 
 def _as_tensor(buffer: Buffer) -> torch.Tensor:

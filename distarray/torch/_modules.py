@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +29,6 @@ from distarray.torch._compat import REPLACING, buffers_of, parameters_of
 from distarray.torch._layouts import Placed, TensorMap, is_placed, own_placed, place
 
 _NAME = "_distarray"
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
@@ -128,13 +127,21 @@ def check_own(module: nn.Module) -> None:
 
     Tensors of a block's shape that ``torch.func.functional_call`` puts there are taken for blocks.
     """
+    parameters, buffers = parameters_of(module), buffers_of(module)
     for name, placed in state_of(module).placed.items():
         own = _own_tensor(module, name)
-        if own is None:
-            _check_computed(module, name)
-        elif own_placed(own) is None:
+        if own is None and name not in parameters and name not in buffers:
+            old = f"{name}_g" in parameters or f"{name}_orig" in parameters
+            if old or parametrize.is_parametrized(module, name):
+                raise ArgumentError(
+                    f"parameter {name!r} is computed from others since the module was parallelized "
+                    "(a parametrization, weight_norm, spectral_norm), from this rank's block "
+                    "alone; remove that, by torch.nn.utils.parametrize.remove_parametrizations for "
+                    "instance"
+                )
+        elif own is not None and own_placed(own) is None:
             local = placed.layout.local_shape()
-            if isinstance(own, nn.Parameter) or (name in buffers_of(module) and own.shape != local):
+            if isinstance(own, nn.Parameter) or (name in buffers and own.shape != local):
                 raise LayoutError(
                     f"{name!r} has been replaced since it was cut, by a tensor of shape "
                     f"{tuple(own.shape)}; it was this rank's block, of shape {local}, of "
@@ -143,22 +150,8 @@ def check_own(module: nn.Module) -> None:
                     "dt.load_state_dict; or say that it is a block, by "
                     "dt.place_like(new, the parameter that it replaces)"
                 )
-            if tuple(own.shape) == local and type(parameters_of(module)) is dict:
+            if tuple(own.shape) == local and type(parameters) is dict:
                 place(own, *placed)  # and no whole of `fully_shard`, which has such shapes, too
-
-
-def _check_computed(module: nn.Module, name: str) -> None:
-    """Raise where a distributed parameter has since come to be computed from others."""
-    parameters = parameters_of(module)
-    if name in parameters or name in buffers_of(module):
-        return
-    old = f"{name}_g" in parameters or f"{name}_orig" in parameters
-    if old or parametrize.is_parametrized(module, name):
-        raise ArgumentError(
-            f"parameter {name!r} is computed from others since the module was parallelized (a "
-            "parametrization, weight_norm, spectral_norm), from this rank's block alone; "
-            "remove that, by torch.nn.utils.parametrize.remove_parametrizations for instance"
-        )
 
 
 def list_holders(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:

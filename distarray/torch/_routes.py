@@ -76,8 +76,14 @@ def _routes_of(
     """Return the ways of values and gradients, and why a gradient has none, where it has none."""
     returning = src.without_partial()
     arriving = dst.without_partial()
-    if grad_placements is not None:
-        arriving = _arriving(dst, grad_placements)
+    if grad_placements is not None:  # the gradient is not placed as the tensor
+        arriving = dst.replace(placements=grad_placements)
+        for given, own in zip(arriving.placements, dst.placements, strict=True):
+            if given is not own and not {type(given), type(own)} <= {Partial, Replicate}:
+                raise LayoutError(
+                    f"the gradient of {dst} cannot arrive as {arriving}: it is cut where the "
+                    "tensor is; only Replicate and Partial may take each other's place"
+                )
     ops = {p.op for layout in (src, dst, arriving) for p in layout.placements if type(p) is Partial}
     refusal = ""
     if not ops <= _LINEAR:
@@ -87,30 +93,11 @@ def _routes_of(
         )
     back = Route(arriving, returning, _averaged_over(dst) / _averaged_over(src))
     purpose = None
-    if _communicates(arriving, returning):
+    ends = zip(arriving.placements, returning.placements, dst.mesh.shape, strict=True)
+    if any(p is not q and type(p) is not Replicate and size > 1 for p, q, size in ends):
+        # It is certain to move between ranks.
         purpose = Purpose.of(f"of a tensor whose gradient goes {arriving} -> {returning}")
     return Route(src, dst, 1.0, purpose), back, refusal
-
-
-def _arriving(dst: Layout, placements: tuple[Placement, ...]) -> Layout:
-    """Return how a gradient arrives that is not placed as the tensor."""
-    arriving = dst.replace(placements=placements)
-    for given, own in zip(arriving.placements, dst.placements, strict=True):
-        swapped = isinstance(given, Partial | Replicate) and isinstance(own, Partial | Replicate)
-        if given is not own and not swapped:
-            raise LayoutError(
-                f"the gradient of {dst} cannot arrive as {arriving}: it is cut where the "
-                "tensor is; only Replicate and Partial may take each other's place"
-            )
-    return arriving
-
-
-def _communicates(src: Layout, dst: Layout) -> bool:
-    """Tell whether values move between ranks, for moves that are certain to."""
-    return any(
-        before is not after and type(before) is not Replicate and size > 1
-        for before, after, size in zip(src.placements, dst.placements, src.mesh.shape, strict=True)
-    )
 
 
 def _averaged_over(layout: Layout) -> Any:
@@ -124,25 +111,21 @@ def _averaged_over(layout: Layout) -> Any:
 # --- origins --------------------------------------------------------------------------------------
 
 
-class Origin:
-    """What a move is for; `reversed` is what the move of its gradient is for.
+class Origin(NamedTuple):
+    """What a move is for, and the move of its gradient.
 
     ``failures`` tells how many calls of models have ended by an error on this rank since ranks have
     agreed: one that has caught an error alone must not go on with what the others have begun.
     """
 
-    __slots__ = ("failures", "reversed", "there")
-    reversed: Origin
+    there: Purpose
+    back: Purpose
+    failures: int = 0
 
-    def __init__(self, there: Purpose, failures: int = 0) -> None:
-        self.there = there
-        self.failures = failures
-
-    def after(self, failures: int) -> Origin:
-        """Return the same after calls that have failed."""
-        found, back = Origin(self.there, failures), Origin(self.reversed.there, failures)
-        found.reversed, back.reversed = back, found
-        return found
+    @property
+    def reversed(self) -> Origin:
+        """What the move of the gradient is for."""
+        return Origin(self.back, self.there, self.failures)
 
     def join(self, purpose: Purpose) -> Purpose:
         """Return what ranks must agree on that move something for a purpose."""
@@ -164,7 +147,7 @@ _current = _Current()
 def current() -> Origin | None:
     """Return what moves of this thread are for; None outside of modules that have a path."""
     origin, failures = _current.origin, _current.failures
-    return origin.after(failures) if origin is not None and failures else origin
+    return origin._replace(failures=failures) if origin is not None and failures else origin
 
 
 def count_failure(error: BaseException) -> None:
@@ -200,13 +183,10 @@ class moving_for:  # noqa: N801 - reads as a phrase: with moving_for(path)
 
 @lru_cache(maxsize=4096)
 def _origin(path: str) -> Origin:
-    there = Origin(Purpose.of(path))
-    back = Origin(Purpose.of(f"backward through {path}, which each rank's loss must depend on"))
-    there.reversed, back.reversed = back, there
-    return there
+    back = f"backward through {path}, which each rank's loss must depend on"
+    return Origin(Purpose.of(path), Purpose.of(back))
 
 
 @lru_cache(maxsize=4096)
 def join_purposes(first: Purpose, second: Purpose) -> Purpose:
-    """Return one purpose for two."""
     return Purpose(first.token ^ second.token, f"{first.text}: {second.text}")

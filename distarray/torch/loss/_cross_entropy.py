@@ -29,7 +29,7 @@ from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile, refuse_transforms
 from distarray.torch._routes import routes_between
 from distarray.torch.loss._row_losses import Terms, row_losses
-from distarray.torch.parallel import one_axis
+from distarray.torch.parallel import check_one_axis
 
 _REDUCTIONS = ("mean", "sum", "none")
 _SHARDED_LOSSES = (
@@ -107,7 +107,7 @@ def vocab_parallel_cross_entropy(
     [tensor(1.7918), tensor(1.7918)]
     """
     check_mesh(mesh)
-    one_axis(mesh, "vocab_parallel_cross_entropy")
+    check_one_axis(mesh, "vocab_parallel_cross_entropy")
     check_travels(logits)
     refuse_transforms(_SHARDED_LOSSES)
     axis = class_axis(logits, axis)
@@ -161,7 +161,10 @@ def vocab_parallel_cross_entropy(
         losses = losses.sum()
     if reduction == "mean":
         losses = losses / total
-    return losses.to(_dtype_of_result(logits, None if chosen else target))
+    dtype = logits.dtype if chosen else torch.promote_types(logits.dtype, target.dtype)
+    if dtype.itemsize < 4 and torch.is_autocast_enabled(logits.device.type):
+        dtype = torch.float32
+    return losses.to(dtype)
 
 
 def _shard_of(target: torch.Tensor, classes: Layout, axis: int) -> torch.Tensor:
@@ -194,16 +197,6 @@ def _digest(*tensors: torch.Tensor | None) -> str:
         if tensor is not None:
             number = zlib.crc32(bytes_of(tensor).cpu().numpy().data, number)
     return f"{number:08x}"
-
-
-def _dtype_of_result(logits: torch.Tensor, target: torch.Tensor | None) -> torch.dtype:
-    """Return torch's dtype: the logits', float32 where autocast would have it."""
-    dtype = logits.dtype
-    if target is not None:
-        dtype = torch.promote_types(dtype, target.dtype)
-    if dtype.itemsize < 4 and torch.is_autocast_enabled(logits.device.type):
-        return torch.float32
-    return dtype
 
 
 # --- targets --------------------------------------------------------------------------------------

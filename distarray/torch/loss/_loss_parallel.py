@@ -17,7 +17,7 @@ from distarray.torch._layouts import check_mesh, cut_axes, is_sharded, lost_of
 from distarray.torch._opaque import disable_compile
 from distarray.torch.following import Following, known_layout
 from distarray.torch.loss._cross_entropy import vocab_parallel_cross_entropy
-from distarray.torch.parallel import one_axis
+from distarray.torch.parallel import check_one_axis
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def loss_parallel(mesh: DeviceMesh | None = None) -> Iterator[None]:
     """
     if mesh is not None:
         check_mesh(mesh)
-        one_axis(mesh, "loss_parallel")
+        check_one_axis(mesh, "loss_parallel")
     with _LossParallel(mesh):
         yield
 

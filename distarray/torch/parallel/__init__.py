@@ -12,6 +12,6 @@ from distarray.torch.parallel._prepare import (
     PrepareModuleOutput,
 )
 from distarray.torch.parallel._sequence import SequenceParallel
-from distarray.torch.parallel._style import ParallelStyle, one_axis
+from distarray.torch.parallel._style import ParallelStyle, check_one_axis
 from distarray.torch.parallel._transformer import TransformerLayerParallel
 from distarray.torch.parallel.layers._embedding import local_padding

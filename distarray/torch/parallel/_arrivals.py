@@ -9,7 +9,7 @@ import torch
 from distarray.comm import DeviceMesh
 from distarray.errors import LayoutError
 from distarray.layout import Layout, Partial, Placement, Replicate, Shard
-from distarray.torch._layouts import Lost, Placed, is_derived, lost_of, own_placed
+from distarray.torch._layouts import Placed, is_derived, lost_of, own_placed
 
 _R = Replicate()
 Placements = tuple[Placement, ...]
@@ -25,7 +25,11 @@ def find_placed(
     remedy = ", and this one input_layouts=da.Replicate()"
     check_lost(x, mesh, subject, remedy, declared)
     lost = lost_of(x)
-    if lost is not None and declared == (_R,) * mesh.ndim and is_of_shards(lost, mesh):
+    over = () if lost is None else placements_over(lost.layout, mesh) or ()
+    of_shards = any(
+        type(p) is Shard and size > 1 for p, size in zip(over, mesh.shape, strict=False)
+    )
+    if lost is not None and declared == (_R,) * mesh.ndim and of_shards:
         raise LayoutError(
             f"{subject} was computed from a tensor placed as {lost.layout} by functions that are "
             "not followed, but declared as Replicate(). Let the style that the tensor comes from "
@@ -74,12 +78,6 @@ def check_lost(
                 f"{remedy}. Where a result of each rank's alone is meant, say how it is placed: "
                 "dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
             )
-
-
-def is_of_shards(lost: Lost, mesh: DeviceMesh) -> bool:
-    """Tell whether it comes of a tensor that a mesh cuts."""
-    both = zip(placements_over(lost.layout, mesh) or (), mesh.shape, strict=False)
-    return any(type(p) is Shard and size > 1 for p, size in both)
 
 
 def placements_over(layout: Layout, mesh: DeviceMesh) -> Placements | None:

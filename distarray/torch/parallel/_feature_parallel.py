@@ -28,7 +28,7 @@ from distarray.torch.parallel._partition_rules import (
     own_method,
 )
 from distarray.torch.parallel._slices import keep_shards
-from distarray.torch.parallel._style import ParallelStyle, one_axis
+from distarray.torch.parallel._style import ParallelStyle, check_one_axis
 from distarray.torch.parallel.layers._attention import cut_heads
 from distarray.torch.parallel.layers._convolution import cut_groups, is_grouped
 from distarray.torch.parallel.layers._embedding import cut_bags, cut_vectors, cut_vocabulary
@@ -145,7 +145,7 @@ class ColwiseParallel(FeatureParallel):
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
-        one_axis(mesh, "ColwiseParallel")
+        check_one_axis(mesh, "ColwiseParallel")
         if isinstance(module, nn.MultiheadAttention):
             cut_heads(self, module, mesh, self.input_layouts or _R, self.output_layouts or _R)
             return
@@ -219,7 +219,7 @@ class RowwiseParallel(FeatureParallel):
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the module's parameters, and hook it."""
-        one_axis(mesh, "RowwiseParallel")
+        check_one_axis(mesh, "RowwiseParallel")
         cut = cut_of(ROWS, module, "RowwiseParallel", self.own_forward)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             self.refuse_parts("a vocabulary has none")

@@ -122,37 +122,44 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
 
 @skip_compile
 def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
-    args, kwargs, own = _enter(module, wrapping, args, kwargs)
-    forward = wrapping.forward
-    if forward is None or isinstance(forward, MethodType):
-        forward = MethodType(_unbound(module, forward), module)
+    own: dict[str, Any] = {}  # parameters to put back after forward
     try:
-        for function in wrapping.arounds:
-            if wrapping.follows or function_mode_depth():
-                function = partial(_seen_inside, function)
-            forward = partial(function, module, forward)
-        modes = function_modes() if wrapping.follows else []
-        modes = [mode for mode in modes if isinstance(mode, Following)]
-        if wrapping.follows and not any(mode.is_inside for mode in modes):
-            try:
-                with contextlib.ExitStack() as stack:
-                    mode = modes[-1] if modes else stack.enter_context(Following(strict=False))
-                    stack.enter_context(summing_together(module))
-                    stack.enter_context(mode.running())
-                    output = forward(*args, **kwargs)
-            except BaseException as error:
-                count_failure(error)
-                raise
-            _check_leaving(module, output)
-        else:
-            output = forward(*args, **kwargs)
+        try:
+            args, kwargs = _enter(module, wrapping, args, kwargs, own)
+            output = _compute(module, wrapping, args, kwargs)
+        finally:
+            if own:
+                parameters_of(module).update(own)
+        return _leave(module, wrapping, output) if wrapping.outputs else output
     except DistArrayError as error:
         locate(error, module)
         raise
-    finally:
-        if own:
-            parameters_of(module).update(own)
-    return _leave(module, wrapping, output) if wrapping.outputs else output
+
+
+@skip_compile
+def _compute(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
+    forward = wrapping.forward
+    if forward is None or isinstance(forward, MethodType):
+        forward = MethodType(_unbound(module, forward), module)
+    for function in wrapping.arounds:
+        if wrapping.follows or function_mode_depth():
+            function = partial(_seen_inside, function)
+        forward = partial(function, module, forward)
+    modes = function_modes() if wrapping.follows else []
+    modes = [mode for mode in modes if isinstance(mode, Following)]
+    if not wrapping.follows or any(mode.is_inside for mode in modes):
+        return forward(*args, **kwargs)
+    try:
+        with contextlib.ExitStack() as stack:
+            mode = modes[-1] if modes else stack.enter_context(Following(strict=False))
+            stack.enter_context(summing_together(module))
+            stack.enter_context(mode.running())
+            output = forward(*args, **kwargs)
+    except BaseException as error:
+        count_failure(error)
+        raise
+    _check_leaving(module, output)
+    return output
 
 
 @skip_compile
@@ -163,38 +170,29 @@ def _seen_inside(function: Any, module: nn.Module, forward: Any, *args: Any, **k
 
 
 @disable_compile
-def _enter(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Return the arguments for forward, and the parameters to put back after it."""
-    own: dict[str, Any] = {}
+def _enter(
+    module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any, own: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the arguments for forward; ``own`` takes the parameters in whose place others are."""
     if not (wrapping.inputs or wrapping.values or state_of(module).placed):
-        return args, kwargs, own
+        return args, kwargs
     parameters = parameters_of(module)
-    try:
-        check_own(module)
-        with moving_for(state_of(module).moving):
-            for function in wrapping.inputs:
-                args, kwargs = function(module, args, kwargs)
-            for values in wrapping.values:
-                found = values(module)
-                own = {name: parameters[name] for name in found} | own
-                parameters.update(found)
-    except BaseException as error:
-        parameters.update(own)
-        if isinstance(error, DistArrayError):
-            locate(error, module)
-        raise
-    return args, kwargs, own
+    check_own(module)
+    with moving_for(state_of(module).moving):
+        for function in wrapping.inputs:
+            args, kwargs = function(module, args, kwargs)
+        for values in wrapping.values:
+            found = values(module)
+            own.update({name: parameters[name] for name in found} | own)
+            parameters.update(found)
+    return args, kwargs
 
 
 @disable_compile
 def _leave(module: nn.Module, wrapping: Wrapping, output: Any) -> Any:
-    try:
-        with moving_for(state_of(module).moving):
-            for function in wrapping.outputs:
-                output = function(module, output)
-    except DistArrayError as error:
-        locate(error, module)
-        raise
+    with moving_for(state_of(module).moving):
+        for function in wrapping.outputs:
+            output = function(module, output)
     return output
 
 

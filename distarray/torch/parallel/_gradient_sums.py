@@ -48,10 +48,6 @@ class _Joint:
     version: int
     hooks: Sized
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor has still the values that the handle stands for."""
-        return version(tensor) == self.version
-
     def is_unseen(self) -> bool:
         """Whether nobody can tell in this backward pass what the tensor receives."""
         if not is_for_all_leaves(self.anchor):
@@ -125,7 +121,7 @@ def prepare_input(tensor: torch.Tensor, there: Route, back: Route) -> torch.Tens
 def use_apart(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor | None:
     """Return a prepared tensor for a use that differs by rank; None for any other tensor."""
     joint = _joints.get(tensor)
-    if joint is None or joint.layout.mesh is not mesh or not joint.holds(tensor):
+    if joint is None or joint.layout.mesh is not mesh or joint.version != version(tensor):
         return None
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor

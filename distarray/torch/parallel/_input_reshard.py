@@ -29,7 +29,7 @@ from distarray.torch._opaque import disable_compile
 from distarray.torch._saved_tensors import Geometry, saved_tensors_hooks
 from distarray.torch.parallel._arrivals import placements_over
 from distarray.torch.parallel._slices import Replicated, View, has_memory, may_decide
-from distarray.torch.parallel._style import one_axis
+from distarray.torch.parallel._style import check_one_axis
 
 _NAME = "_distarray_resharding"
 
@@ -106,7 +106,7 @@ def input_reshard(module: nn.Module, mesh: DeviceMesh, dim: int) -> nn.Module:
     [[8, 4], [8, 4]]
     """
     check_mesh(mesh)
-    one_axis(mesh, "input_reshard")
+    check_one_axis(mesh, "input_reshard")
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"expected a torch.nn.Module, not {type(module).__name__}")
     if isinstance(dim, bool) or not isinstance(dim, int):
@@ -166,10 +166,7 @@ class _Call:
     cuts: int = 0
 
     def note(self, tensor: torch.Tensor) -> bool:
-        """Take a tensor to be replicated, unless it is known to be placed otherwise.
-
-        Return whether it is replicated.
-        """
+        """Take a tensor to be replicated, unless it is known not to be; return whether it is."""
         placed = own_placed(tensor)
         over = None if placed is None else placements_over(placed.layout, self.mesh)
         if is_placed(tensor) and (over is None or any(type(p) is not Replicate for p in over)):

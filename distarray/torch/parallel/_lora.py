@@ -19,7 +19,6 @@ from torch import nn
 
 from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
-from distarray.layout import Replicate
 from distarray.torch.parallel._feature_parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -29,10 +28,8 @@ from distarray.torch.parallel._feature_parallel import (
 )
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import COLUMNS, ROWS, check_stock
-from distarray.torch.parallel._style import ParallelStyle, one_axis, twin_of_style
+from distarray.torch.parallel._style import ParallelStyle, check_one_axis, twin_of_style
 from distarray.torch.parallel.layers._features import cut_parameters
-
-_R = Replicate()
 
 
 class LowRankParallel(ParallelStyle):
@@ -86,7 +83,7 @@ class LowRankParallel(ParallelStyle):
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the layers, and hook the module that holds them."""
-        one_axis(mesh, "LowRankParallel")
+        check_one_axis(mesh, "LowRankParallel")
         (base, *others), downs, ups = (self._layers(module, role) for role in self.names)
         if others:
             raise ArgumentError(

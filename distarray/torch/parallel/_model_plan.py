@@ -50,9 +50,8 @@ class WholeParallel(ParallelStyle):
         self.grad_placements = grad_placements
         self.cuts = cuts or {}
 
-    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        """Give all ranks the module's parameters and buffers."""
-        least = self.least(module, mesh)
+    def apply(self, module: nn.Module, mesh: DeviceMesh, *, least: int = 1) -> None:
+        """Give all ranks the module's parameters and buffers; of a cut one ``least`` units each."""
         for name, _ in module.named_parameters(recurse=False):
             told = dict(self.cuts.get(name) or {})
             if told:
@@ -64,23 +63,16 @@ class WholeParallel(ParallelStyle):
             how: Any = {"grad_placements": self.grad_placements}
             self.on_output(module, lambda _, y: redistribute(y, mesh, [_R], [_R], **how))
 
-    def least(self, module: nn.Module, mesh: DeviceMesh) -> int:
-        """Return how many units of what is cut a rank has at least, if any."""
-        del module, mesh
-        return 1
-
 
 class ExpertsParallel(WholeParallel):
     """Cut all experts of a module, each in itself, and add up what the ranks compute."""
 
-    def least(self, module: nn.Module, mesh: DeviceMesh) -> int:
-        """Return eight features where there are many: torch's grouped products take 16 bytes."""
-        inside = min(getattr(module, k).shape[told["axis"]] for k, told in self.cuts.items())
-        return next((n for n in (8, 4, 2) if inside % n == 0 and inside // n >= mesh.size), 1)
-
-    def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
+    def apply(self, module: nn.Module, mesh: DeviceMesh, **_: Any) -> None:
         """Cut the module's parameters, and hook it."""
-        super().apply(module, mesh)
+        inside = min(getattr(module, k).shape[told["axis"]] for k, told in self.cuts.items())
+        # Eight features where there are many: torch's grouped products take 16 bytes.
+        least = next((n for n in (8, 4, 2) if inside % n == 0 and inside // n >= mesh.size), 1)
+        super().apply(module, mesh, least=least)
 
         def bring(value: Any) -> Any:
             is_real = isinstance(value, torch.Tensor) and value.is_floating_point()

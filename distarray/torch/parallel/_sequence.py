@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from distarray.torch.following import relabel
 from distarray.torch.parallel._arrivals import find_placed
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import own_method
-from distarray.torch.parallel._style import ParallelStyle, one_axis
+from distarray.torch.parallel._style import ParallelStyle, check_one_axis
 from distarray.torch.parallel.layers._normalization import INSTANCE_NORMS, normalize, unbatched_ndim
 from distarray.torch.training import drop
 
@@ -81,7 +81,7 @@ class SequenceParallel(ParallelStyle):
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Give all ranks the module's parameters, and hook it."""
-        one_axis(mesh, "SequenceParallel")
+        check_one_axis(mesh, "SequenceParallel")
         check_module(module)
         for name, _ in module.named_parameters(recurse=False):
             placed = state_of(module).placed.get(name)
@@ -98,7 +98,14 @@ class SequenceParallel(ParallelStyle):
             x: Any = next(iter((*args, *kwargs.values())), None)
             if not isinstance(x, torch.Tensor):
                 return forward(*args, **kwargs)
-            merged = self._check_input(module, x)
+            if not -x.ndim <= self.sequence_dim < x.ndim:
+                raise AxisError(
+                    f"sequence_dim={self.sequence_dim}, but its input of shape {tuple(x.shape)} "
+                    f"has {x.ndim} axes",
+                    self.sequence_dim,
+                    x.ndim,
+                )
+            merged = check_axis(module, self.sequence_dim % x.ndim, x.ndim)
             x, layout = self._shard(mesh, x)
             if merged is not None:
                 output: Any = normalize(module, x, mesh, *merged)
@@ -113,17 +120,6 @@ class SequenceParallel(ParallelStyle):
             return _place_output(output, x, layout) if isinstance(output, torch.Tensor) else output
 
         extend(module, arounds=run)
-
-    def _check_input(self, module: nn.Module, x: torch.Tensor) -> Merged | None:
-        """Return how the module's statistics must be merged, or raise what is wrong."""
-        if not -x.ndim <= self.sequence_dim < x.ndim:
-            raise AxisError(
-                f"sequence_dim={self.sequence_dim}, but its input of shape {tuple(x.shape)} has "
-                f"{x.ndim} axes",
-                self.sequence_dim,
-                x.ndim,
-            )
-        return check_axis(module, self.sequence_dim % x.ndim, x.ndim)
 
     def _shard(self, mesh: DeviceMesh, x: torch.Tensor) -> tuple[torch.Tensor, Layout]:
         """Return this rank's shard of an input, and its layout; collective if that is not known."""
@@ -166,13 +162,6 @@ DROPOUTS = (
 )
 
 
-class Merged(NamedTuple):
-    """A normalisation whose statistics are those of all ranks; see `normalize`."""
-
-    channels: int
-    groups: int
-
-
 def check_module(module: nn.Module) -> None:
     """Raise unless a module may work along an axis position by position.
 
@@ -211,13 +200,18 @@ def check_module(module: nn.Module) -> None:
         )
 
 
-def check_axis(module: nn.Module, axis: int, ndim: int) -> Merged | None:
-    """Return how statistics must be merged if the input is cut along an axis, None if not at all.
+def check_axis(module: Any, axis: int, ndim: int) -> tuple[int, int] | None:
+    """Return the last arguments of `normalize`, of which statistics of all ranks are merged.
 
-    Raise where the module works across the axis, and cannot do so if it is cut.
+    None where nothing is merged. Raise where the module works across the axis, and cannot do so if
+    it is cut.
     """
-    found = _channels(module, ndim)
-    if found is not None and axis > found.channels:
+    found = None
+    if isinstance(module, nn.GroupNorm):
+        found = 1, module.num_groups
+    elif isinstance(module, INSTANCE_NORMS):
+        found = 0 if ndim == unbatched_ndim(module) else 1, module.num_features
+    if found is not None and axis > found[0]:
         if own_method(module):
             raise LayoutError(
                 f"its input is cut along axis {axis}, of which {type(module).__name__} takes "
@@ -231,15 +225,6 @@ def check_axis(module: nn.Module, axis: int, ndim: int) -> Merged | None:
             f"its input of {ndim} axes is cut along axis {axis}, across which {module} works; "
             "choose another sequence_dim, or gather the input by dt.PrepareModuleInput"
         )
-    return None
-
-
-def _channels(module: Any, ndim: int) -> Merged | None:
-    if isinstance(module, nn.GroupNorm):
-        return Merged(1, module.num_groups)
-    if isinstance(module, INSTANCE_NORMS):
-        channels = 0 if ndim == unbatched_ndim(module) else 1
-        return Merged(channels, module.num_features)
     return None
 
 

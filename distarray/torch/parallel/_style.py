@@ -95,14 +95,13 @@ class ParallelStyle(ABC):
             self.substitute(module, lambda module: sum_gradients_of(module, mesh))
 
 
-def one_axis(mesh: DeviceMesh, style: str) -> int:
-    """Return the size of the only axis of a mesh, or raise."""
+def check_one_axis(mesh: DeviceMesh, style: str) -> None:
+    """Raise unless a mesh has one axis only."""
     if mesh.ndim != 1:
         raise ArgumentError(
             f"{style} works on one mesh axis, not on {mesh}; pass a sub-mesh such as "
             f"mesh[{mesh.axis_names[-1]!r}]"
         )
-    return mesh.shape[0]
 
 
 def twin_of_style(value: object) -> str:

@@ -18,7 +18,7 @@ from distarray.torch._routes import routes_between
 from distarray.torch.parallel._feature_parallel import ColwiseParallel, RowwiseParallel
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import check_stock
-from distarray.torch.parallel._style import ParallelStyle, one_axis
+from distarray.torch.parallel._style import ParallelStyle, check_one_axis
 from distarray.torch.parallel.layers._features import Features
 from distarray.torch.training import drop
 
@@ -53,7 +53,7 @@ class TransformerLayerParallel(ParallelStyle):
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Cut the layer's parts, and hook them."""
-        one_axis(mesh, "TransformerLayerParallel")
+        check_one_axis(mesh, "TransformerLayerParallel")
         if not isinstance(module, _LAYERS):
             raise ArgumentTypeError(
                 f"TransformerLayerParallel takes nn.TransformerEncoderLayer and "

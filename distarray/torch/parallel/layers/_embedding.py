@@ -24,7 +24,6 @@ from distarray.torch.parallel._partition_rules import hook_arguments
 from distarray.torch.parallel.layers._features import (
     cut_parameters,
     gather_input,
-    gather_whole,
     sum_output,
 )
 
@@ -46,7 +45,7 @@ def cut_vectors(style: Any, module: nn.Embedding | nn.EmbeddingBag, mesh: Device
     def gather_words(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         if isinstance(module, nn.EmbeddingBag):
             _check_not_torn(x, given)
-        x = gather_whole(x, mesh, given)
+        x = gather_input(x, mesh, given, gradients=None)
         if largest is not None:
             _renormalise(module, mesh, x, largest)
         return x
@@ -98,7 +97,7 @@ def cut_vocabulary(style: Any, module: nn.Embedding, mesh: DeviceMesh) -> None:
     def look_up(
         _: nn.Module, forward: Callable[..., torch.Tensor], input: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        words = gather_whole(input, mesh, given)
+        words = gather_input(input, mesh, given, gradients=None)
         refuse_transforms(
             "an embedding that is cut by its vocabulary; pass all words at once, or call a copy of "
             "the module that is not parallelized"
@@ -177,7 +176,7 @@ def cut_bags(style: Any, module: nn.EmbeddingBag, mesh: DeviceMesh) -> None:
             raise ArgumentError(
                 "per_sample_weights are for mode='sum' alone; multiply and divide what it gives"
             )
-        words = gather_whole(input, mesh, given)
+        words = gather_input(input, mesh, given, gradients=None)
         check_words(words, size)
         count, bags = _bags(words, offsets, module.include_last_offset)
         words = words.reshape(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ from distarray.torch._layouts import Placed, hand_on, layout_from, own_placed, p
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move, routes
 from distarray.torch._opaque import disable_compile
-from distarray.torch._routes import Route, forget_failures, routes_between
+from distarray.torch._routes import forget_failures, routes_between
 from distarray.torch.parallel._arrivals import check_arrival
 from distarray.torch.parallel._gradient_sums import find_summed, use_apart
 from distarray.torch.parallel._partition_rules import hook_arguments
@@ -82,7 +82,10 @@ class Features:
                     "with the weight's split (unit= and parts= of the style that cut it say how); "
                     "or pass input_layouts= as it arrives, such as da.Replicate()"
                 )
-                self._refuse(x, message)
+                # Tell the ranks whose input fits, and who go on to what comes next.
+                partial = _layout(self.mesh, _P, (1,))
+                forget_failures()
+                refuse(partial, partial.replace(placements=[_R]), wire_dtype(x.dtype), message)
                 raise LayoutError(message)
             return x
         src = layout_from(x, self.mesh, [arriving]) if placed is None else placed.layout
@@ -122,8 +125,8 @@ class Features:
         theirs = Features(self.mesh, layout.shape[axis], offsets, placed.parts, placed.units)
         if theirs._order() != self._order():
             raise LayoutError(
-                f"the input {layout} has {theirs._split()}{theirs._in_parts()} along axis {axis}, "
-                f"where the weight takes {self._split()}{self._in_parts()}; give this style the "
+                f"the input {layout} has {theirs._told()} along axis {axis}, "
+                f"where the weight takes {self._told()}; give this style the "
                 "parts= and unit= of the style that cut it (or that one the unit= of this one's "
                 "groups), "
                 "or pass output_layouts=da.Replicate() there and input_layouts=da.Replicate() here"
@@ -136,18 +139,12 @@ class Features:
         offsets = self.layout((self.size,), 0).partition(0).offsets
         return tuple((slice(*ends),) if ends[0] < ends[1] else () for ends in pairwise(offsets))
 
-    def _in_parts(self) -> str:
-        return f" in parts {self.parts} of units {self.units}" if self.parts else ""
-
-    def _refuse(self, x: torch.Tensor, message: str) -> None:
-        """Tell the ranks whose input fits, and who go on to what comes next."""
-        partial = _layout(self.mesh, _P, (1,))
-        forget_failures()
-        refuse(partial, partial.replace(placements=[_R]), wire_dtype(x.dtype), message)
+    def _told(self) -> str:
+        parts = f" in parts {self.parts} of units {self.units}" if self.parts else ""
+        return f"{self._split()}{parts}"
 
     def _split(self) -> str:
-        offsets = self.layout((self.size,), 0).partition(0).offsets
-        lengths = [stop - start for start, stop in pairwise(offsets)]
+        lengths = (sum(one.stop - one.start for one in own) for own in self._order())
         return f"{self.size} ({', '.join(map(str, lengths))} by rank)"
 
 
@@ -169,25 +166,16 @@ def gather_input(
     mesh: DeviceMesh,
     given: Placement = _R,
     name: str = "the input",
+    *,
     casts: bool = False,
+    gradients: Sequence[Placement] | None = (_P,),
 ) -> torch.Tensor:
-    """Return an input whole on every rank, where each computes something else of it.
+    """Return an input, which arrives as ``given``, whole on every rank.
 
-    The gradients of all of them are added; at once with those of other uses of an input that
-    `PrepareModuleInput` brought there. What autocast ``casts`` for the module is gathered cast.
+    Each computes something else of it: the gradients of all of them are added, at once with those
+    of other uses of an input that `PrepareModuleInput` brought there. With None for ``gradients``
+    it has none. What autocast ``casts`` for the module is gathered cast.
     """
-    return _gather(x, mesh, given, name, [_P], casts)
-
-
-@disable_compile
-def gather_whole(x: torch.Tensor, mesh: DeviceMesh, given: Placement) -> torch.Tensor:
-    """Return an input, which arrives as ``given``, whole on every rank."""
-    return _gather(x, mesh, given, "the input", None, False)
-
-
-def _gather(
-    x: torch.Tensor, mesh: DeviceMesh, given: Placement, name: str, gradients: Any, casts: bool
-) -> torch.Tensor:
     if given is _R:
         check_arrival(x, mesh, _WHOLE, moves=False, name=name)
         prepared = use_apart(x, mesh) if gradients else None
@@ -196,6 +184,7 @@ def _gather(
         if not x.requires_grad and own_placed(x) is None:
             check_travels(x)
             x = x.view_as(x)  # what is declared of it holds for this use alone
+        ways = routes(x, mesh, _WHOLE, _WHOLE, grad_placements=gradients)
     else:
         check_travels(x)
         placed = check_arrival(x, mesh, (_resolved(given, x.ndim),), name=name)
@@ -203,18 +192,14 @@ def _gather(
             src = placed.layout
             dst = _layout(mesh, _R, src.shape)
             ways = routes_between(src, dst, gradients, x.requires_grad)
-            return _move_whole(x, *ways, casts)
-    return _move_whole(x, *routes(x, mesh, [given], [_R], grad_placements=gradients), casts)
-
-
-def _move_whole(x: torch.Tensor, there: Route, back: Route, casts: bool) -> torch.Tensor:
-    if type(there.src.placements[0]) is not Shard:
-        return move(x, there, back)
-    kind = x.device.type
-    if casts and x.dtype is torch.float32 and torch.is_autocast_enabled(kind):
+        else:
+            ways = routes(x, mesh, [given], [_R], grad_placements=gradients)
+    is_cut, kind = type(given) is Shard, x.device.type
+    if is_cut and casts and x.dtype is torch.float32 and torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
-    whole = move(x, there, back)
-    note_gathered(whole, x, there.src)
+    whole = move(x, *ways)
+    if is_cut:
+        note_gathered(whole, x, ways[0].src)
     return whole
 
 
