@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from distarray.comm import DeviceMesh, all_gather_checked, pause_logs
 from distarray.core import check_position
@@ -279,23 +280,16 @@ def _describe(chosen: Chosen) -> list[str]:
 
 
 def _parameters(module: nn.Module) -> str:
-    told = [
-        f"{name} {_shape(parameter)} {str(parameter.dtype).removeprefix('torch.')}"
-        f"{' on meta' if parameter.is_meta else ''}"
-        f"{'' if parameter.requires_grad else ' without gradient'}"
-        for name, parameter in module.named_parameters(recurse=False)
-    ]
+    told = []
+    for name, p in module.named_parameters(recurse=False):
+        placed = placed_of(p)  # blocks differ
+        own = "without a shape" if is_lazy(p) else tuple(p.shape)
+        told.append(
+            f"{name} {own if placed is None else placed.layout.shape} "
+            f"{str(p.dtype).removeprefix('torch.')}{' on meta' if p.is_meta else ''}"
+            f"{'' if p.requires_grad else ' without gradient'}"
+        )
     return ", ".join(told) or "no parameters"
-
-
-def _shape(parameter: Any) -> tuple[int, ...] | str:
-    placed = placed_of(parameter)
-    if placed is not None:  # blocks differ
-        return placed.layout.shape
-    try:
-        return tuple(parameter.shape)
-    except RuntimeError:  # it has none yet
-        return "without a shape"
 
 
 def _style(style: ParallelStyle) -> str:

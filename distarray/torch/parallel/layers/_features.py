@@ -173,8 +173,8 @@ def gather_input(
     """Return an input, which arrives as ``given``, whole on every rank.
 
     Each computes something else of it: the gradients of all of them are added, at once with those
-    of other uses of an input that `PrepareModuleInput` brought there. With None for ``gradients``
-    it has none. What autocast ``casts`` for the module is gathered cast.
+    of other uses of an input that `PrepareModuleInput` brought there. ``gradients`` is None for
+    what has none, such as words. What autocast ``casts`` for the module is gathered cast.
     """
     if given is _R:
         check_arrival(x, mesh, _WHOLE, moves=False, name=name)
