@@ -45,7 +45,8 @@ Lines = list[tuple[str, str]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m distarray", description=__doc__.split("\n")[0])
+    about = (__doc__ or "").split("\n")[0]  # nothing, with `python -OO`
+    parser = argparse.ArgumentParser(prog="python -m distarray", description=about)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, MPI, memory, GPUs, optional packages")
     commands.add_parser("bench", help="how fast this node copies, reduces and exchanges")

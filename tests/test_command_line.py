@@ -68,6 +68,10 @@ def test_info_of_one_rank_tells_versions_mpi_and_packages():
     assert all(name in told for name in ("NumPy", "mpi4py", "numba", "vendor", "cupy", "h5py"))
 
 
+def test_info_needs_no_docstrings() -> None:
+    assert da.__version__ in command("info", PYTHONOPTIMIZE="2")
+
+
 @pytest.mark.parametrize(
     ("environment", "nodes", "memory"),
     [

@@ -154,8 +154,8 @@ def arguments(names: Sequence[str]) -> str:
 
 def fill_arguments(function: F) -> F:
     """Put the parameter lines of a reduction where its docstring has `{arguments}`."""
-    text, names = inspect.getdoc(function), inspect.signature(function).parameters
-    assert text is not None
+    text = inspect.getdoc(function) or ""  # nothing, with `python -OO`
+    names = inspect.signature(function).parameters
     function.__doc__ = text.replace("{arguments}", arguments([*names]))
     return function
 
