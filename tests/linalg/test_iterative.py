@@ -495,8 +495,12 @@ def test_lsqr_of_large_and_of_small_numbers_says_the_same(dtype: Any, scale: flo
             for of_a, of_b in ((scale, 1), (1, scale), (scale**0.5, scale**0.5)):
                 found = solve(of_a, of_b, start)
                 np.testing.assert_allclose(found[0], expected[0], rtol=1e3 * eps)
-                assert abs(found[1][1] - expected[1][1]) <= 2  # iterations
-                np.testing.assert_allclose(found[1][2:6], expected[1][2:6], rtol=0.03)
+                more = abs(found[1][1] - expected[1][1])  # iterations: by how they round
+                assert more <= 2
+                np.testing.assert_allclose(found[1][2:4], expected[1][2:4], rtol=0.03)
+                # Norm and condition are estimates to which each iteration adds a twelfth or so.
+                rtol = 0.03 + 0.15 * more
+                np.testing.assert_allclose(found[1][4:6], expected[1][4:6], rtol=rtol)
                 if dtype is np.float64 and 1e-100 < of_a < 1e100:  # or squares are no numbers
                     np.testing.assert_allclose(found[2], expected[2], rtol=0.01)
 

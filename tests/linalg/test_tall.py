@@ -284,8 +284,8 @@ def check_factors(x: np.ndarray, ranks: int, boundaries: Any = None) -> None:
         wanted = np.linalg.svdvals(x / scale)
         bound = 20 * eps * (wanted.max() or 1)
         assert np.linalg.norm((u * (s / scale)) @ vh - x / scale) < bound * columns
-        for found in (s, values):
-            np.testing.assert_allclose(found / scale, wanted, rtol=0, atol=bound)
+        for found in (s, values):  # NumPy's are off by 40 eps with an OpenBLAS for SSE3
+            np.testing.assert_allclose(found / scale, wanted, rtol=0, atol=bound * columns)
         grams = ((one / scale).T.conj() @ (one / scale) for one in (only, r))
         np.testing.assert_allclose(*grams, rtol=0, atol=bound * columns * wanted.max())
 
