@@ -173,7 +173,7 @@ def test_replicas_of_a_product_have_the_same_bits(on_ranks: OnRanks) -> None:
         b = da.distribute_array(right, mesh, [S0, S0], src=None)
         y = a @ b
         assert y.placements == (S0, Replicate())
-        agrees(y, left @ right, rtol=1e-12)
+        agrees(y, left @ right, rtol=1e-12, atol=1e-12)
         return y.to_local().tobytes()
 
     blocks = on_ranks(program)
