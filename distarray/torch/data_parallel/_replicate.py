@@ -15,7 +15,12 @@ from distarray.comm import DeviceMesh, all_gather_checked, token
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
 from distarray.torch._buffers import buffer_of, bytes_of, check_travels
-from distarray.torch._compat import BatchNormBase, buffers_of, is_going_backward
+from distarray.torch._compat import (
+    BatchNormBase,
+    buffers_of,
+    is_going_backward,
+    is_transforming,
+)
 from distarray.torch._layouts import placed_of
 from distarray.torch._modules import check_described_alike, locate_errors, prefix_errors
 from distarray.torch._moves import check_mesh
@@ -252,7 +257,7 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
     with locate_errors(module):
         if is_going_backward():
             return  # recomputed inside a backward pass
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not is_transforming():  # which have gradients of their own
             replica.attach(module.named_parameters())
             replica.calls += module.training
         if replica.broadcast_buffers and replica.syncing:
@@ -261,7 +266,8 @@ def _before(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
 
 @disable_compile
 def _after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-    module.__dict__[NAME].begin_pass_at(output)
+    if not is_transforming():
+        module.__dict__[NAME].begin_pass_at(output)
 
 
 def _broadcast_buffers(module: nn.Module, replica: Replica) -> None:

@@ -362,6 +362,37 @@ def test_copies_are_replicas_too(whole):
     on_ranks(2, program)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of torch itself
+def test_transforms_of_torch_func_are_of_the_rank_alone():
+    """Derivatives along a direction, and gradients of single items, on one rank and not another."""
+    model, x = mlp(), values(4, 5)
+
+    def derivatives(module):
+        def loss(given, item):
+            return torch.func.functional_call(module, given, (item,)).square().sum()
+
+        given = {name: p.detach() for name, p in module.named_parameters()}
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(given, x)
+        return [*each.values(), torch.func.jvp(module, (x,), (x.cos(),))[1].detach()]
+
+    wanted = derivatives(model)
+    model(x).square().mean().backward()
+    averages = gradients(model)
+
+    def program(mesh):
+        mine = dt.replicate(copy.deepcopy(model), mesh)
+        mine.zero_grad()
+        for _ in range(2):
+            if mesh.coordinate[0]:
+                for found, expected in zip(derivatives(mine), wanted, strict=True):
+                    same(found, expected)
+            mine(x).square().mean().backward()  # and once more, with hooks in place
+            check_gradients(mine, averages)
+            mine.zero_grad()
+
+    on_ranks(2, program)
+
+
 def test_gradients_of_what_parameters_are_computed_from_are_averaged():
     """An inner step of training, differentiated by the outer one."""
     model, x = mlp(), values(6, 5)
