@@ -191,9 +191,11 @@ class Following(Pausing):
                 result = call.function(*call.args, **call.kwargs)
             except (RuntimeError, ValueError, IndexError) as error:
                 worked = worked or _describe_lost(call)
-                if worked is None:
+                if worked is not None:
+                    raise _refusal(*worked, where="") from error  # perhaps on this rank alone
+                result = _of_one_item(call)
+                if result is None:
                     raise
-                raise _refusal(*worked, where="") from error  # perhaps on this rank alone
         wrong = _place(call, result, None if worked is None else worked[1])
         if wrong is None and (wrong := _number_of(call, result)) is not None:
             note(result, wrong[1])
@@ -374,6 +376,40 @@ def _worked_over(call: Call) -> tuple[str, Lost] | None:
             if axes and len(axes) == x.ndim:
                 return _computed_from(lost, rule.name)
     return _on_diagonal(call) if rule.name in PRODUCTS else None
+
+
+def _of_one_item(call: Call) -> Any:
+    """Return what a function makes of a block without items, of which torch computes nothing.
+
+    Pools and the like take no image without channels, though they work along other axes. Of one
+    channel they tell what there would be, and none of that is taken. None where that is not so.
+    """
+    one = call.operands[0]
+    if call.rule.works is None or call.rule.follows is None or not one.is_cut or one.placed is None:
+        return None
+    layout = one.placed.layout
+    empty = [axis for axis in cut_axes(layout) if not one.x.shape[axis]]
+    if len(empty) != 1 or not all(n or axis in empty for axis, n in enumerate(one.x.shape)):
+        return None
+    single = one.x.new_zeros([n or 1 for n in one.x.shape])
+    others = {
+        id(x): torch.cat([x, single.to(x.dtype)], empty[0])
+        for x in call.tensors
+        if x.shape == one.x.shape
+    }
+    again = call.with_tensors(others)
+    result = again.function(*again.args, **again.kwargs)
+
+    def taken(x: torch.Tensor) -> torch.Tensor | None:
+        axes = call.rule.follows and call.rule.follows(Case(call, one.x, layout, x))
+        return None if axes is None else x.narrow(axes[empty[0]], 0, 0)
+
+    if isinstance(result, torch.Tensor):
+        return taken(result)
+    parts = [taken(x) for x in tensors_in((result,), {})]
+    if any(x is None for x in parts) or len(parts) != len(result):
+        return None
+    return tuple(parts) if type(result) is tuple else type(result)(parts)
 
 
 def _is_empty_somewhere(lost: Lost) -> bool:

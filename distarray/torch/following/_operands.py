@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +24,10 @@ from distarray.torch.following._axes import Axes
 
 of_weights: TensorMap[bool] = TensorMap()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
+own_weights: ContextVar[tuple[tuple[torch.nn.Module, bool], ...]] = ContextVar(
+    "modules under way, and whether the weights of those within are theirs", default=()
+)
+"""Of modules with a style, which says what they return, whatever they make of their weights."""
 
 
 class Operand(NamedTuple):
@@ -51,10 +56,15 @@ class Operand(NamedTuple):
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a cut parameter, or was computed item by item from such."""
+        """Whether it is a cut parameter, or was computed item by item from such.
+
+        One that is read outside of its module's call is a shard as any other.
+        """
         if self.placed is None or self.placed.parts or not is_sharded(self.placed.layout):
             return False
-        return issubclass(type(self.x), torch.nn.Parameter) or self.x in of_weights
+        if not issubclass(type(self.x), torch.nn.Parameter):
+            return self.x in of_weights
+        return any(p is self.x for m, within in own_weights.get() for p in m.parameters(within))
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -10,8 +10,10 @@ up by rows) is used by each rank for something of its own: its small gradient is
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from torch import nn
 
 from distarray.comm import DeviceMesh, list_first
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
+from distarray.torch._compat import parameters_of
+from distarray.torch._opaque import skip_compile
+from distarray.torch._shards import shards
 from distarray.torch.parallel._feature_parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -115,6 +120,8 @@ class LowRankParallel(ParallelStyle):
         features, *_ = [cut_rows(self.style, m, mesh, rows) for m in (base, *downs)]
         for layer in ups:
             self._keep_whole(layer, mesh, summed=True)
+        if length is not None:
+            extend(module, arounds=partial(_call_without_bias, name=name))
         hook_rows(self.style, module, mesh, features, rows, lambda m: _bias_of(m, name, length))
 
     def _layers(self, module: nn.Module, role: str) -> list[Any]:
@@ -128,6 +135,25 @@ class LowRankParallel(ParallelStyle):
                 f"{list_first(names) or 'no modules'}"
             )
         return list(layers.values())
+
+
+@skip_compile
+def _call_without_bias(
+    module: nn.Module, forward: Callable[..., Any], *args: Any, name: str, **kwargs: Any
+) -> Any:
+    """Hide the bias of a layer in a module, also from a forward that computes with its weight.
+
+    A shard of `fully_shard` stays in its place till the layer itself is called.
+    """
+    parameters = parameters_of(module.get_submodule(name))
+    bias = parameters["bias"]
+    if bias is None or bias in shards:
+        return forward(*args, **kwargs)
+    parameters["bias"] = None
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        parameters["bias"] = bias
 
 
 def _bias_of(module: nn.Module, name: str, length: int | None) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import distarray as da  # noqa: E402
@@ -180,3 +181,104 @@ def test_heads_that_share_keys_are_not_given_all_keys(keys):
         assert torch.allclose(dt.full_tensor(found), wanted)
 
     simulate(2, program)
+
+
+# --- weights that are read outside of their module's call -----------------------------------------
+
+
+class Reading(nn.Module):
+    """A model that computes with the weights of its layers itself."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.words, self.up = nn.Embedding(11, 6), nn.Linear(6, 7)
+        self.compute = compute
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+READ = {
+    "linear": lambda m, x: functional.linear(x, m.words.weight),
+    "@": lambda m, x: x @ m.words.weight.T,
+    "einsum": lambda m, x: torch.einsum("...i,oi->...o", x, m.words.weight),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("how", READ)
+def test_products_with_a_weight_that_a_model_reads_are_shards(how, ranks):
+    torch.manual_seed(0)
+    model = Reading(READ[how]).double()
+    x = _values(4, 6).requires_grad_()
+    expected = model(x)
+    expected.square().sum().backward()
+    state, words = model.state_dict(), torch.arange(4)
+    loss = functional.cross_entropy(expected.detach(), words)
+
+    def run():
+        mesh = da.default_mesh()
+        twin = Reading(READ[how]).double()
+        twin.load_state_dict(state)
+        dt.parallelize_module(twin, mesh, {"words": dt.RowwiseParallel()})
+        mine = x.detach().clone().requires_grad_()
+        y = twin(dt.redistribute(mine, mesh, [R], [R]))
+        assert dt.layout_of(y).placements == (S(1),)
+        torch.testing.assert_close(dt.full_tensor(y), expected)
+        y.square().sum().backward()
+        torch.testing.assert_close(mine.grad, x.grad)
+        torch.testing.assert_close(dt.full_tensor(twin.words.weight.grad), model.words.weight.grad)
+        with dt.loss_parallel():
+            torch.testing.assert_close(functional.cross_entropy(twin(mine), words), loss)
+
+    simulate(ranks, run)
+
+
+SUMMED_OVER = {
+    "linear": lambda m, x: functional.linear(functional.gelu(m.up(x)), m.up.weight.T),
+    "@": lambda m, x: functional.gelu(m.up(x)) @ m.up.weight,
+    "gram": lambda m, x: m.up.weight.T @ m.up.weight,
+    "loss": lambda m, x: functional.cross_entropy(
+        functional.linear(x, m.up.weight), torch.zeros(4, dtype=torch.long)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SUMMED_OVER)
+def test_sums_over_what_is_cut_of_a_weight_that_a_model_reads_do_not_leave(how):
+    def run():
+        model = Reading(SUMMED_OVER[how]).double()
+        dt.parallelize_module(model, da.default_mesh(), {"up": dt.ColwiseParallel()})
+        with pytest.raises(LayoutError, match=r"what leaves was computed .* along an axis that is"):
+            model(_values(4, 6))
+
+    simulate(2, run)
+
+
+class Cosine(nn.Linear):
+    """A layer that computes with its own weight in its own way."""
+
+    def forward(self, x):
+        weight = functional.normalize(self.weight, dim=1) if self.bias is not None else self.weight
+        return functional.linear(x, weight, self.bias)
+
+
+def test_a_layer_that_computes_with_its_own_weight_is_what_its_style_says():
+    torch.manual_seed(0)
+    model = nn.Sequential(Cosine(6, 7), nn.GELU(), Cosine(7, 6, bias=False)).double()
+    x, state = _values(4, 6), model.state_dict()
+    expected = model(x)
+
+    def run():
+        twin = nn.Sequential(Cosine(6, 7), nn.GELU(), Cosine(7, 6, bias=False)).double()
+        twin.load_state_dict(state)
+        plan = {
+            "0": dt.ColwiseParallel(own_forward=True),
+            "2": dt.RowwiseParallel(own_forward=True),
+        }
+        dt.parallelize_module(twin, da.default_mesh(), plan)
+        torch.testing.assert_close(twin(x), expected)
+        with dt.check_layouts():
+            torch.testing.assert_close(twin(x), expected)
+
+    simulate(3, run)

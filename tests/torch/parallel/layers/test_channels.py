@@ -187,3 +187,43 @@ def test_ranks_without_channels_run_checkpoints_again(kind):
 
     for log in compare(3, model, (_values(6, 1, 4),), parallel):
         assert log.count("all_to_all") == 3  # to the channels twice, and back
+
+
+class Unpooled(nn.Module):
+    """What is pooled and put back into its places, which the pool has returned."""
+
+    def forward(self, x):
+        y, places = nn.functional.max_pool2d(x, 2, return_indices=True)
+        return nn.functional.max_unpool2d(y, places, 2)
+
+
+class Spectrum(nn.Module):
+    """A function that is no layer, of each line of an image."""
+
+    def forward(self, x):
+        return torch.fft.rfft(x).real * x.quantile(0.5, -1, keepdim=True)
+
+
+OF_IMAGES = {
+    "largest": nn.MaxPool2d(2),
+    "mean": nn.AvgPool2d(2),
+    "powers": nn.LPPool2d(2, 2),
+    "adaptive": nn.AdaptiveMaxPool2d(2),
+    "larger": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "edges": nn.ReflectionPad2d(1),
+    "places": Unpooled(),
+    "spectrum": Spectrum(),
+}
+
+
+@pytest.mark.parametrize("kind", OF_IMAGES)
+def test_ranks_without_channels_pool_what_the_others_do(kind):
+    """Of no channel torch computes no pool, though it works along other axes."""
+    model = _between(OF_IMAGES[kind], 5)
+
+    def parallel(twin, mesh):
+        return dt.parallelize_module(
+            twin, mesh, {"0": dt.ColwiseParallel(), "3": dt.RowwiseParallel()}
+        )
+
+    compare(4, model, (_values(2, 3, 8, 8),), parallel)

@@ -126,6 +126,23 @@ class Scaled(Adapted):
         return super().forward(x) * scale
 
 
+class Merged(Adapted):
+    """Which adds the update to the weight, and calls none of its layers."""
+
+    def forward(self, x):
+        weight = self.base.weight + 0.5 * self.up.weight @ self.down.weight
+        return nn.functional.linear(x, weight, self.base.bias)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_bias_is_added_once_where_forward_computes_with_the_weights(ranks):
+    model = nn.Sequential(Merged(5, 7), nn.GELU(), Merged(7, 6)).double()
+    parallel = _parallel(
+        dt.LowRankParallel(dt.ColwiseParallel()), dt.LowRankParallel(dt.RowwiseParallel())
+    )
+    compare(ranks, model, (_values(3, 4, 5),), parallel)
+
+
 @pytest.mark.parametrize("style", [dt.ColwiseParallel, dt.RowwiseParallel])
 def test_the_input_is_the_first_argument_of_forward_in_whatever_order_names_are_passed(style):
     model = Scaled(5, 4, bias=False).double()
