@@ -1224,8 +1224,8 @@ MUTANTS = (
     Mutant(
         "a chirp knows distances of one sign",
         "fft/_chirp.py",
-        "negative = places > length - taken",
-        "negative = places > length",
+        "range(-(taken - 1) // size, -(-given // size))",
+        "range(-(-given // size))",
         ("fft/test_lines.py::test_cut_lines_of_batches_agree_with_numpy",),
     ),
     Mutant(

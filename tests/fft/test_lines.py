@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import distarray as da
 from distarray import testing
 from distarray.comm import CommLog
-from distarray.fft import _blocks, _plan
+from distarray.fft import _blocks, _chirp, _plan
 from distarray.fft._roots import roots, squares
 from distarray.fft._stages import Task
 from distarray.layout import Replicate, Shard
@@ -31,6 +31,7 @@ def nothing_is_small() -> Iterator[None]:
     """Let short lines be transformed as long ones are, in several tiles."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_plan, "GATHERED_BYTES", 0)
+        patch.setattr(_chirp, "PASS_BYTES", 1 << 9)
         patch.setattr(_blocks, "TILE_BYTES", 1 << 10)
         patch.setattr(_blocks, "DEVICE_TILE_BYTES", 1 << 10)
         testing.reset()
@@ -173,18 +174,42 @@ def test_cut_line_takes_three_exchanges_of_a_block(name: str, parts: tuple[int, 
     on_ranks(program)
 
 
-def test_line_of_prime_length_takes_an_exchange_of_a_chirp_and_four_of_its_own() -> None:
-    value = items(1, (2053,), np.complex128)
+@pytest.mark.parametrize(("name", "passes"), [("fft", 1), ("fft", 4), ("rfft", 1), ("irfft", 6)])
+def test_pass_of_a_line_of_prime_length_takes_four_exchanges(
+    name: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results of all passes go back in one; of real lines half of the items do, or arrive."""
+    monkeypatch.setattr(_chirp, "PASS_BYTES", 1 << 20 if passes == 1 else 1)
+    testing.reset()
+    n = 2053
+    size = n // 2 + 1 if name == "irfft" else n
+    value = items(1, (size,), np.float64 if name == "rfft" else np.complex128)
+    kwargs = {"n": n} if name == "irfft" else {}
 
     def program() -> None:
-        x = da.asarray(value, mesh=da.init_device_mesh((4,)))
+        x = da.asarray(value, mesh=da.init_device_mesh((4,)), placements=[Shard(0)])
         with CommLog() as log:
-            result = da.fft.fft(x)
-        assert log.count() == 5
-        assert log.bytes() <= (1 + 1 + 3 * 2.6) * x.to_local().nbytes
-        assert is_close(result, np.fft.fft(value), 2053)
+            result = getattr(da.fft, name)(x, **kwargs)
+        assert log.count() == 4 * passes + 1
+        chirp = 2 if name == "fft" else 3  # blocks
+        most = (passes + 1 + 3 * 1.1 * chirp) * max(x.to_local().nbytes, result.to_local().nbytes)
+        assert log.bytes() <= 0.8 * most
+        assert is_close(result, getattr(np.fft, name)(value, **kwargs), n)
 
     on_ranks(program)
+    testing.reset()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_matrix_of_a_chirp_is_little_larger_than_its_line(count: int) -> None:
+    for least in (1, 2, 10, 1000, 4105, 123457, 10**7 + 19, 10**12 + 39):
+        rows, columns = _chirp._sizes(least, count)
+        assert rows % count == 0
+        assert columns % count == 0
+        assert least <= rows * columns
+        if least > 10**6:
+            assert rows * columns < 1.01 * least
+            assert max(rows, columns) < 5 * min(rows, columns)
 
 
 def test_memory_beside_operand_and_result_is_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
