@@ -37,6 +37,15 @@ def test_what_an_array_leaves_stays_until_it_is_given_back() -> None:
 
 
 @needs_pool
+@pytest.mark.parametrize("nbytes", [65 << 10, (3 << 20) + 1, (17 << 20) + 5, (26 << 20) + 4097])
+def test_blocks_take_little_more_than_they_have(nbytes: int) -> None:
+    before = da.memory.stats().in_use
+    block = _memory.empty((nbytes,), np.uint8)
+    taken = da.memory.stats().in_use - before
+    assert block.nbytes <= taken <= nbytes * 33 / 32 + 8192  # of pages
+
+
+@needs_pool
 def test_what_is_kept_is_bounded() -> None:
     before = da.memory.stats().limit
     assert before is not None

@@ -307,11 +307,11 @@ def _map_file(file: int, capacity: int) -> Mapping:
 
 @lru_cache(maxsize=256)  # a tenth of the time of a lease; any number of this size does
 def _size_class(nbytes: int) -> int:
-    """Round up so that blocks of nearly equal size reuse each other: at most 1/8 more, in pages.
+    """Round up so that blocks of nearly equal size reuse each other: at most 1/32 more, in pages.
 
     One that begins at a huge page has another page, to begin anywhere in its first.
     """
-    step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
+    step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 6))
     size = -(-nbytes // step) * step
     return size + _PAGE if _begins_at_huge_page(size) else size
 
