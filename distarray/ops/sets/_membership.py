@@ -120,7 +120,7 @@ def isin(
     Distribution: nothing is sent where `x1` or `x2` is not cut, and up to 64 KiB of the smaller one
     are gathered, or `x2` where it has no more bytes than a block of `x1`. Else the different items
     of `x2` are found as by `unique`, and those of `x1` are looked up among them as by
-    `searchsorted`.
+    `searchsorted`. Memory beside both and the result: two blocks, and half a one between nodes.
 
     Examples
     --------
@@ -200,7 +200,8 @@ DTypeError
 
 Notes
 -----
-Distribution: as of `unique` of both arrays, and of `isin` of their different items.
+Distribution: as of `unique` of both arrays, and of `isin` of their different items. Memory beside
+both and the result: two blocks, of both together where the result is as large, else four of one.
 
 Examples
 --------
@@ -246,8 +247,10 @@ def intersect1d(
 def union1d(ar1: Any, ar2: Any) -> Any:
     if _is_plain(ar1, ar2):
         return np.union1d(ar1, ar2)
-    (first,), (second,) = _unique_alike(*_as_arrays("union1d", ar1, ar2))
-    return find_unique(concat([first, second]))[0]
+    found = _unique_alike(*_as_arrays("union1d", ar1, ar2))
+    joined = concat([one for (one,) in found])
+    del found  # makes room
+    return find_unique(joined)[0]
 
 
 @_describe(
@@ -270,8 +273,8 @@ def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
     if _is_plain(ar1, ar2):
         return np.setxor1d(ar1, ar2)
     (first,), (second,) = _unique_alike(*_as_arrays("setxor1d", ar1, ar2))
-    alone = [
-        getitem(one, run(_member, (other, one), True))
-        for one, other in ((first, second), (second, first))
-    ]
-    return find_unique(concat(alone), Wanted(equal_nan=False))[0]
+    which = [run(_member, (other, one), True) for one, other in ((first, second), (second, first))]
+    first, second = getitem(first, which[0]), getitem(second, which[1])
+    joined = concat([first, second])
+    del first, second  # makes room
+    return find_unique(joined, Wanted(equal_nan=False))[0]

@@ -16,7 +16,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distarray.comm import Communicator, Parcels, _backend, gather_words, push_rows
+from distarray.comm import (
+    Communicator,
+    Parcels,
+    _backend,
+    _memory,
+    compress,
+    gather_words,
+    push_rows,
+)
 from distarray.core import (
     BaseArray,
     Call,
@@ -97,6 +105,12 @@ class Wanted(NamedTuple):
 
 
 _VALUES = Wanted()
+_PIECE: Final = 1 << 17
+"""So many items are numbered, or brought together, at once: some MiB with what is computed."""
+
+_MOSTLY: Final = 0.5
+"""Runs of which so much is different stay where they are: copies would need as much again."""
+
 _WITH_MISSING = "fcmM"
 """Kinds of items that may be NaN or NaT."""
 
@@ -188,7 +202,7 @@ class _Unique:
             rows += [found.counts] if wanted.counts else []
             del found
             found, ids = self._merge(self._comm, rows, wanted)
-            own = None if own is None else ids[own]
+            own = None if own is None else _taken(ids, own)
             del ids
         parts = [found.values.astype(dtype, copy=False)]
         parts += [found.places] if wanted.places else []
@@ -232,30 +246,39 @@ class _Unique:
         else:
             parcels = self._divide(comm, run, lengths, max(n for _, n in told), wanted.equal_nan)
             received, offsets = push_rows(comm, rows, parcels, self._token + 1, self._step)
+        del run
         rows.clear()
-        order = np.arange(len(received[0])) if beside else None
-        run, order = merge_runs(received.pop(0), offsets, order)
+        words = None  # which are merged with the items: what goes with them, or where it is
+        if wanted.inverse or len(received) > 2:
+            words = np.arange(len(received[0]))
+        elif len(received) > 1:
+            words = received.pop()
+        run, words = merge_runs(received.pop(0), offsets, words)
+        order = words if wanted.inverse or received else None
         starts = _starts(run, wanted.equal_nan)
-        firsts = np.flatnonzero(starts)
+        firsts = np.flatnonzero(starts) if beside else None
         places = counts = None
         if wanted.places:
-            places = received.pop(0)[order]
+            places = words if order is None else received.pop(0)[order]
             places = _first_places(run, places, firsts, wanted.equal_nan)
-        values = run[firsts]
-        del run
         if wanted.counts:
-            counts = _reduced(np.add, received.pop(0)[order], firsts)
+            counts = words if order is None else received.pop(0)[order]
+            counts = _reduced(np.add, counts, firsts)
+        del firsts
+        if order is None:
+            words = None
+        values = _compact(run, starts)
+        del run
         found = _Distinct(values, places, None, counts)
         if gathers:
-            share = -(-len(firsts) // comm.size)
+            share = -(-len(values) // comm.size)
             own = slice(share * comm.rank, share * (comm.rank + 1))
             found = _Distinct(*[None if part is None else part[own] for part in found])
         if not wanted.inverse:
             return found, order
         if gathers:
             return found, _numbers(order, starts, 0)[slice(*offsets[comm.rank :][:2])]
-        lengths = [n for (n,) in gather_words(comm, [len(firsts)], self._token + 4, self._step)]
-        del firsts
+        lengths = [n for (n,) in gather_words(comm, [len(values)], self._token + 4, self._step)]
         numbers = _numbers(order, starts, sum(lengths[: comm.rank]))
         del order
         back = Parcels(offsets, None)
@@ -322,18 +345,38 @@ class _Distinct(NamedTuple):
 
 def _distinct(items: Buffer, wanted: Wanted) -> _Distinct:
     order = argsort_block(items) if wanted.places or wanted.inverse else None
-    run = sort_block(items) if order is None else items[order]
+    if order is None:
+        run = sort_block(items)
+    else:
+        run = _memory.empty(items.shape, items.dtype)  # which others read
+        np.take(items, order, out=run, mode="clip")
     starts = _starts(run, wanted.equal_nan)
-    if order is None and not wanted.counts:
-        return _Distinct(run[starts], None, None, None)
-    firsts = np.flatnonzero(starts)
-    values = run[firsts]
+    values = _compact(run, starts)
     del run
-    counts = np.diff(firsts, append=len(items)) if wanted.counts else None
-    places = order[firsts] if wanted.places and order is not None else None
-    del firsts
+    places = counts = None
+    if wanted.places:
+        places = compress(order, starts, _memory.empty(values.shape, np.int64))
     inverse = _numbers(order, starts, 0) if wanted.inverse else None
+    del order
+    if wanted.counts:
+        firsts = np.flatnonzero(starts)
+        counts = _memory.empty(values.shape, np.int64)
+        np.subtract(firsts[1:], firsts[:-1], out=counts[:-1])
+        counts[-1:] = len(items) - firsts[-1:]
     return _Distinct(values, places, inverse, counts)
+
+
+def _compact(run: Buffer, starts: Buffer) -> Buffer:
+    """Return the items of a run, which is overwritten, that differ from the ones before."""
+    count = np.count_nonzero(starts)
+    if count < _MOSTLY * len(run):
+        return run[starts]
+    stop = 0
+    for start in range(0, len(run), _PIECE):
+        some = run[start : start + _PIECE][starts[start : start + _PIECE]]
+        run[stop : stop + len(some)] = some
+        stop += len(some)
+    return run[:stop]
 
 
 def _numbers(order: Any, starts: Buffer, first: int) -> Buffer:
@@ -341,11 +384,21 @@ def _numbers(order: Any, starts: Buffer, first: int) -> Buffer:
 
     These are counted from `first` on.
     """
-    sorted_numbers = np.cumsum(starts)
-    sorted_numbers += first - 1
-    numbers = np.empty_like(sorted_numbers)
-    numbers[order] = sorted_numbers
+    numbers: Buffer = _memory.empty(order.shape, np.int64)
+    for start in range(0, len(order), _PIECE):
+        piece = slice(start, start + _PIECE)
+        some = np.cumsum(starts[piece])
+        some += first - 1
+        numbers[order[piece]] = some
+        first = int(some[-1]) + 1
     return numbers
+
+
+def _taken(ids: Buffer, own: Buffer) -> Buffer:
+    """Return the numbers that others gave the own ones, which are overwritten."""
+    for start in range(0, len(own), _PIECE):
+        own[start : start + _PIECE] = ids[own[start : start + _PIECE]]
+    return own
 
 
 def _starts(run: Buffer, equal_nan: bool) -> Buffer:
@@ -474,9 +527,10 @@ def unique(
     bytes for each index and count; for `return_inverse` 8 bytes of each come back. Parts along an
     axis that are cut are brought together first; of items of more than 64 bytes 16 for each process
     are gathered, which tell where to cut. Arrays of at most 4 KiB go to every process as they are,
-    and so do the different items, with what goes with them, where that is at most 64 KiB. Memory:
-    the block, sorted; with index or inverse 8 bytes an item, three times. Partial inputs are
-    reduced first. Blocks on a GPU are sorted by NumPy on the host.
+    and so do the different items, with what goes with them, where that is at most 64 KiB. Memory
+    beside operand and results, of items of 8 bytes: a block, with counts or index two, with the
+    inverse three and a half. Partial inputs are reduced first. Blocks on a GPU are sorted by NumPy
+    on the host.
 
     Examples
     --------

@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.comm import CommLog, simulate
+from distarray.comm import CommLog, _grouping, simulate
+from distarray.comm.kernels import _jit
 from distarray.errors import ArgumentError, DTypeError
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.searching import _searchsorted as searching
 from distarray.ops.sets import _membership as membership
+from distarray.ops.sets import _unique
 from distarray.testing import reset
+from tests import peak_memory
 from tests.array.strategies import (
     KIND,
     MESH_SHAPES,
@@ -204,3 +207,27 @@ def test_integers_further_apart_than_their_dtype_has_are_looked_up() -> None:
             agrees(found, np.isin(sought, items, invert=invert))
 
     simulate(2, program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("isin", 4),
+        ("searchsorted", 2.5),
+        ("union1d", 4),
+        ("setxor1d", 4.2),
+        ("intersect1d", 7.5),
+    ],
+)
+def test_memory_beside_arrays_of_one_size_is_few_blocks(
+    name: str, blocks: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of items that both have; the second array, and what others have read, are among these."""
+    monkeypatch.setattr(_jit, "forced", lambda: dict.fromkeys(_jit.JOBS, "numpy"))
+    for module in (_grouping, _unique, searching):
+        monkeypatch.setattr(module, "_PIECE", 1 << 10)
+    function, value = getattr(da, name), np.arange(float(1 << 17))
+    if name != "searchsorted":
+        np.random.default_rng(0).shuffle(value)
+    assert peak_memory.scratch(lambda x: function(x, x + 0.5), value, 2) <= blocks + 0.2

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.comm import CommLog, simulate
+from distarray.comm import CommLog, _grouping, simulate
+from distarray.comm.kernels import _jit
 from distarray.errors import AxisError, ImplicitCommunicationError, MeshError
 from distarray.layout import Shard
 from distarray.ops.sets import _unique
+from tests import peak_memory
 from tests.array.strategies import KIND, RANKS, Case, agrees, cases, on_ranks, special_cases
 from tests.on_device import host
 
@@ -289,3 +291,19 @@ def test_what_is_refused() -> None:
             da.unique(x)
 
     on_ranks(program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("unique_values", 2), ("unique_counts", 4), ("unique_inverse", 5), ("unique_all", 5)],
+)
+def test_memory_beside_items_that_all_differ_is_few_blocks(
+    name: str, blocks: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated ranks keep what others have read for a while: up to a block for each result."""
+    monkeypatch.setattr(_unique, "_PIECE", 1 << 10)
+    monkeypatch.setattr(_jit, "forced", lambda: dict.fromkeys(_jit.JOBS, "numpy"))
+    monkeypatch.setattr(_grouping, "_PIECE", 1 << 10)
+    value = np.random.default_rng(0).permutation(1 << 17).astype(float)
+    assert peak_memory.scratch(getattr(da, name), value, 2) <= blocks + 0.2

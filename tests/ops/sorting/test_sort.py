@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distarray as da
-from distarray.comm import CommLog, simulated_world, token, world
+from distarray.comm import CommLog, _grouping, simulated_world, token, world
+from distarray.comm.kernels import _jit
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -25,6 +26,7 @@ from distarray.errors import (
 from distarray.layout import Partial, Replicate, Shard
 from distarray.ops.sorting import _block_sort, _exchange, _multiselection, _sort
 from distarray.ops.sorting._exchange import sort_across
+from tests import peak_memory
 from tests.array.strategies import KIND, RANKS, Case, agrees, cases, on_ranks, special_cases
 from tests.on_device import host
 from tests.ops.sorting.items import DTYPES, draw_items, identical
@@ -468,3 +470,15 @@ def test_nothing_has_any_place_as_in_numpy(shape: tuple[int, ...]) -> None:
                 np.testing.assert_array_equal(found.full_array(), expected, strict=True)
 
     on_ranks(program)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("function", "blocks"), [(da.sort, 2), (da.argsort, 5)])
+def test_memory_beside_lines_that_are_cut_is_few_blocks(
+    function: Any, blocks: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated ranks keep what others have read for a while: two of these blocks."""
+    monkeypatch.setattr(_jit, "forced", lambda: dict.fromkeys(_jit.JOBS, "numpy"))
+    monkeypatch.setattr(_grouping, "_PIECE", 1 << 10)
+    value = np.random.default_rng(0).normal(size=1 << 17)
+    assert peak_memory.scratch(function, value, 2) <= blocks + 0.2
