@@ -66,6 +66,8 @@ class Elimination:
         What the ranks must agree on, as in `Communicator.views`.
     keeps
         Whether to keep the lower triangle as well, and to go on past pivots of 0, as LAPACK does.
+    columns
+        Tiles along a row; by default as many as along the rows.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Elimination:
         number: int,
         what: object,
         keeps: bool = False,
+        columns: int | None = None,
     ) -> None:
         self._grid, self._tiles, self._right = grid, tiles, right
         self._number, self._what, self._keeps = number, what, keeps
+        self._columns = grid.count if columns is None else columns
         self._steps: list[_Pivots] = []
         height = len(tiles)
         turn, at = np.divmod(np.arange(height), grid.width)
@@ -89,7 +93,7 @@ class Elimination:
     def run(self) -> bool:
         """Eliminate all columns; false, on all processes, where a pivot is 0."""
         is_regular = True
-        for k in range(self._grid.count):
+        for k in range(self._columns):
             is_regular &= self._eliminate(k)
             if not (is_regular or self._keeps):
                 break
@@ -319,8 +323,8 @@ def warn_of_singular() -> None:
 
 def _spec(op: Op, call: Call) -> Layouts:
     source, width = call.layouts[0].without_partial(), call.static
-    grid = Grid(source, width)
-    columns = grid.count * width
+    grid, count = _grid_of(source, width)
+    columns = count * width
     sends, inputs = [*grid.sent(columns, width)], [grid.row_layout(source)]
     if op in _KEEPING:
         return Layouts((*inputs,), source, (*sends, (inputs[0], source, True)))
@@ -335,6 +339,13 @@ def _spec(op: Op, call: Call) -> Layouts:
         columns = right.shape[1]
     sends += grid.sent(columns, right_width(grid, columns))
     return Layouts((*inputs,), output, (*sends, (inputs[-1], output, True)))
+
+
+def _grid_of(layout: Layout, width: int) -> tuple[Grid, int]:
+    """Return the grid for a matrix, and how many tiles are along a row."""
+    rows, columns = layout.shape
+    grid = Grid(layout, width, is_tall=rows > columns)
+    return grid, -(-columns // width) if rows > columns else grid.count
 
 
 def solution_layout(matrix: Layout, right: Layout) -> Layout:
@@ -385,8 +396,8 @@ def _dtypes(op: Op, call: Call) -> Any:
 
 def _bind(step: Step) -> Callable[..., Any]:
     rows, output, width = step.sources[-1], step.output, step.call.static
-    grid = Grid(step.sources[0], width)
-    square = grid.count * width
+    grid, count = _grid_of(step.sources[0], width)
+    square = count * width
     number = step.token()
     dtype = step.result[0] if isinstance(step.result, tuple) else step.result
 
@@ -403,7 +414,7 @@ def _bind(step: Step) -> Callable[..., Any]:
             each = right_width(grid, columns)
             right = grid.deal(_backend.to_host(others[0]), columns, each, dtype)
         keeps = step.op in _KEEPING
-        elimination = Elimination(grid, tiles, right, number, step, keeps)
+        elimination = Elimination(grid, tiles, right, number, step, keeps, count)
         with np.errstate(all="ignore"):  # as in LAPACK
             is_regular = elimination.run()
             if step.op is tile_slogdet:
@@ -422,7 +433,12 @@ def _bind(step: Step) -> Callable[..., Any]:
         if order is None:
             return moved
         order = order[order < grid.length]  # NaN lets rows that fill up the last turn go before
-        return moved, *[_backend.asarray(one, device) for one in (order, interchanges(order))]
+        if step.op is tile_factor:
+            return moved, *[_backend.asarray(one, device) for one in (order, interchanges(order))]
+        columns = output.shape[1]
+        if len(order) < columns:
+            order = np.append(order, np.setdiff1d(np.arange(2 * columns), order))
+        return moved, _backend.asarray(order[:columns], device)
 
     return function
 
@@ -433,8 +449,8 @@ def _outputs(step: Step) -> tuple[Layout, ...]:
 
 def _outputs_of_factors(step: Step) -> tuple[Layout, ...]:
     mesh = step.output.mesh
-    whole = Layout(mesh, [Replicate()] * mesh.ndim, step.output.shape[:1])
-    return step.output, whole, whole
+    whole = Layout(mesh, [Replicate()] * mesh.ndim, step.output.shape[1:])
+    return step.output, *[whole] * (2 if step.op is tile_factor else 1)
 
 
 def _rows_and_orders(block: np.ndarray) -> tuple[Any, ...]:
@@ -453,9 +469,10 @@ tile_slogdet = Op(
 tile_factor = Op(
     "lu_factor", _rows_and_orders, _spec, dtypes=_dtypes, bind=_bind, outputs=_outputs_of_factors
 )
-tile_lu = replace(tile_factor, name="lu")
+tile_lu = replace(tile_factor, name="lu", local=lambda block: _rows_and_orders(block)[:2])
 _KEEPING = tile_factor, tile_lu
-"""Their static argument is the width of a tile; matrices are square, and have the same rows.
+"""Their static argument is the width of a tile; matrices have the same rows, and are square.
 
 Of `tile_factor` rows are where those of the matrix were, beside the order of the pivots and the
-interchanges that lead to it."""
+interchanges that lead to it. Of `tile_lu` they are as well, beside the pivots, one for each column:
+there may be fewer of these than rows."""

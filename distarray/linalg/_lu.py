@@ -42,9 +42,13 @@ from distarray.ops import (
     equal,
     fill_diagonal,
     give_values,
+    less,
+    minimum,
+    searchsorted,
     take,
     tril,
     triu,
+    where,
     whole_axes,
 )
 
@@ -200,15 +204,15 @@ def lu(a: Any, permute_l: bool = False, *, p_indices: bool = False) -> tuple[Any
     LinAlgError
         If `a` has less than two axes.
     ImplicitCommunicationError
-        If one of several matrices that are cut is larger than 128 MiB, or one of more rows than
-        columns.
+        If one of several matrices that are cut is larger than 128 MiB.
 
     Notes
     -----
     Distribution: that of `lu_factor`, and twice the rows of `l` with `permute_l`. Of a matrix of
-    more columns than rows the others are multiplied as by `solve_triangular`. One of more rows, up
-    to 128 MiB, is collected. Peak memory: five blocks, and two panels of 256 columns. Pivots may
-    differ from LAPACK's.
+    more columns than rows the others are multiplied as by `solve_triangular`. One of more rows is
+    eliminated by processes that each have rows of all columns, and receive n^2 / 2 items of panels;
+    `u` of more than 8 MiB is cut as rows are. Peak memory: five to six blocks, and two panels of
+    256 columns. Pivots may differ from LAPACK's.
 
     Examples
     --------
@@ -228,29 +232,62 @@ def lu(a: Any, permute_l: bool = False, *, p_indices: bool = False) -> tuple[Any
     p_indices = check_flag("lu", "p_indices", p_indices)
     check_distributed("lu", a)
     form = "permute_l" if permute_l else "p_indices" if p_indices else "p"
-    if not is_large(a, _tiles.WHOLE_BYTES) or a.shape[0] > a.shape[1]:
+    if not is_large(a, _tiles.WHOLE_BYTES):
         return tuple(run(_decompose_whole, (a,), Axes(_FORMS[form], (("form", form),))))
     rows, columns = a.shape
+    lines, across = (
+        [Shard(0) if one == Shard(axis) else Replicate() for one in a.placements] for axis in (0, 1)
+    )
     if rows < columns:
         places, lower, first = lu(a[:, :rows], p_indices=True)
         rest = take(a[:, rows:], argsort(places), axis=0)
         rest = solve_triangular(lower, rest, lower=True, unit_diagonal=True)
         upper = cut_as(concat([first, rest], axis=1), a)
     else:
-        found, order, _ = run(tile_lu, (a,), _tiles.tile_width(a))
+        width = _tiles.tall_width(a) if rows > columns else _tiles.tile_width(a)
+        found, pivots = run(tile_lu, (a,), width)
+        order, places = _orders(pivots, arange(rows, mesh=a.mesh, placements=lines))
+        if rows > columns:
+            upper = triu(take(found, pivots, axis=0))
+            if not is_large(upper, _tiles.WHOLE_BYTES):
+                as_columns = [one if one == Shard(1) else Replicate() for one in a.placements]
+                upper = upper.redistribute(as_columns)
         found = take(found, order, axis=0)
-        lower, upper, places = tril(found, -1), triu(found), argsort(order)
+        lower = tril(found, -1)
         fill_diagonal(lower, 1)
+        upper = triu(found) if rows == columns else upper
+        del found, order  # makes room
     if permute_l:
         return take(lower, places, axis=0), upper
     if p_indices:
         return astype(places, np.int32), lower, upper
-    lines, across = (
-        [Shard(0) if one == Shard(axis) else Replicate() for one in a.placements] for axis in (0, 1)
-    )
     numbers = arange(rows, mesh=a.mesh, placements=across)
     is_place = equal(places.redistribute(lines)[:, None], numbers)
     return astype(is_place, upper.real.dtype), lower, upper
+
+
+def _orders(pivots: Any, numbers: Any) -> tuple[Any, Any]:
+    """Return the rows of a matrix, those of pivots first, and the places of all among these.
+
+    Parameters
+    ----------
+    pivots : DistArray
+        Rows of the matrix, which every process has.
+    numbers : DistArray
+        Of all rows.
+    """
+    count = len(pivots)
+    if count == len(numbers):
+        return pivots, argsort(pivots)
+    turn = argsort(pivots)
+    ascending = take(pivots, turn)
+    before = searchsorted(ascending, numbers)  # so many pivots
+    is_pivot = less(before, searchsorted(ascending, numbers, "right"))
+    places = where(is_pivot, take(turn, minimum(before, count - 1)), count + numbers - before)
+    rest = numbers - count
+    steps = arange(count, mesh=numbers.mesh, placements=[Replicate()] * numbers.mesh.ndim)
+    rest = rest + searchsorted(ascending - steps, rest, "right")
+    return where(less(numbers, count), take(pivots, minimum(numbers, count - 1)), rest), places
 
 
 def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:

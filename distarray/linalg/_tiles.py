@@ -70,13 +70,24 @@ def grid_shape(size: int) -> tuple[int, int]:
 
 def tile_width(x: Any) -> int:
     """Return the columns of a tile of a matrix: few rows of zeros fill up the last turn."""
-    turn = lcm(*grid_shape(x.layout.mesh.size))
-    turns = -(-len(x) // (WIDTH * turn))
-    return min(-(-len(x) // (turns * turn * EACH)) * EACH, WIDTH)
+    return _width(len(x), lcm(*grid_shape(x.layout.mesh.size)))
+
+
+def tall_width(x: Any) -> int:
+    """Return the same for tiles of a grid of one column: few columns of zeros fill up the last."""
+    columns = x.shape[1]
+    return -(-columns // -(-columns // _width(len(x), x.layout.mesh.size)))
+
+
+def _width(rows: int, turn: int) -> int:
+    turns = -(-rows // (WIDTH * turn))
+    return min(-(-rows // (turns * turn * EACH)) * EACH, WIDTH)
 
 
 class Grid:
     """The processes of a mesh in a grid, and which tiles of matrices of some rows each has.
+
+    It is as square as it can be, or of one column where it `is_tall`.
 
     Attributes
     ----------
@@ -92,10 +103,12 @@ class Grid:
         Communicators of this process's column and row, and of all.
     """
 
-    def __init__(self, layout: Layout, width: int) -> None:
+    def __init__(self, layout: Layout, width: int, is_tall: bool = False) -> None:
         mesh: Any = layout.mesh
         size = mesh.size
-        self.rows, self.columns = grid_shape(size)
+        self.rows: int
+        self.columns: int
+        self.rows, self.columns = (size, 1) if is_tall else grid_shape(size)
         self.mesh = mesh.on("cpu").regrid((self.rows, self.columns), ("rows", "columns"))
         self.width, self.length = width, layout.shape[0]
         turn = lcm(self.rows, self.columns)

@@ -248,6 +248,45 @@ def test_no_process_receives_a_matrix_for_triangles(monkeypatch: pytest.MonkeyPa
     da.testing.reset()
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(4096, 8), (1024, 96)])
+def test_no_process_receives_a_tall_matrix(
+    rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has three quarters of its own by the tiles and back, with rows that change places."""
+    monkeypatch.setattr(_tiles, "WHOLE_BYTES", 8 * columns**2)
+    monkeypatch.setattr(_tiles, "WIDTH", 32)
+    a = draw(rows, columns)
+
+    def program() -> None:
+        x = da.distribute_array(a, da.init_device_mesh((RANKS,)), [Shard(0)], src=None)
+        for form, most in (({"p_indices": True}, 1.9), ({"permute_l": True}, 2)):
+            with CommLog() as log:
+                first, *_, u = da.linalg.lu(x, **form)
+            assert first.placements == (Shard(0),)
+            assert u.placements == (Replicate(),)
+            # Panels go to all processes, and so do pivots and their rows.
+            assert log.bytes() < most * x.to_local().nbytes + 2 * RANKS * columns**2 * 8
+
+    simulate(RANKS, program)
+    da.testing.reset()
+
+
+@pytest.mark.usefixtures("_least")
+def test_a_tall_matrix_of_pivots_of_0_or_nan_is_eliminated() -> None:
+    zeros, missing = draw(37, 9), draw(37, 9)
+    zeros[:, 3:6] = 0
+    missing[5, 4] = np.nan
+
+    def program() -> None:
+        p, lower, upper = map(np.asarray, da.linalg.lu(da.asarray(zeros), p_indices=True))
+        np.testing.assert_allclose(lower[p] @ upper, zeros, atol=1e-13)
+        p, lower, upper = map(np.asarray, da.linalg.lu(da.asarray(missing), p_indices=True))
+        assert np.array_equal(np.sort(p), np.arange(37))
+        assert np.isnan(lower[p] @ upper).any()
+
+    simulate(RANKS, program)
+
+
 @pytest.mark.usefixtures("_least")
 def test_a_pivot_of_0_is_a_warning_first_and_an_error_then() -> None:
     a = np.eye(23) * (np.arange(23) != 17)
