@@ -187,7 +187,12 @@ def compress(block: Buffer, mask: Buffer, out: Buffer) -> Buffer:
         run(address_of(out), address_of(block), address_of(mask), len(block), len(out))
 
     def by_numpy() -> None:
-        take_rows(block, np.flatnonzero(mask), out)
+        stop = 0
+        for start in range(0, len(block), _PIECE):
+            some = block[start : start + _PIECE]
+            which = np.flatnonzero(mask[start : start + _PIECE])
+            take_rows(some, which, out[stop : stop + len(which)])
+            stop += len(which)
 
     usual = block.flags.c_contiguous and mask.flags.c_contiguous and mask.dtype == bool
     fits = nbytes in _COMPRESSED and out.size and block.nbytes >= _KERNEL_BYTES
@@ -209,10 +214,16 @@ def expand(block: Buffer, mask: Buffer, out: Buffer) -> None:
         run(address_of(out), address_of(block), address_of(mask), len(out), *count)
 
     def by_numpy() -> None:
-        if single:  # by numbers NumPy is several times quicker than with truth values
-            out[np.flatnonzero(mask)] = block
-        else:
-            take_rows(block, slice(None), out, np.flatnonzero(mask))
+        stop = 0
+        for start in range(0, len(out), _PIECE):
+            some = out[start : start + _PIECE]
+            # By numbers NumPy is several times quicker than with truth values.
+            where = np.flatnonzero(mask[start : start + _PIECE])
+            if single:
+                some[where] = block
+            else:
+                take_rows(block[stop : stop + len(where)], slice(None), some, where)
+                stop += len(where)
 
     arrays = (out, mask) if single else (out, mask, block)
     usual = all(one.flags.c_contiguous for one in arrays) and mask.dtype == bool

@@ -11,7 +11,7 @@ that of their libraries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any, Final
@@ -153,9 +153,10 @@ def _along_axis(
         if turned is not None:
             blocks = tuple([redistribute_local(one, source, turned) for one in blocks])
         moved = [_backend.to_host(one).swapaxes(axis, -1) for one in blocks]
+        del blocks  # makes room
         shape = moved[0].shape[:-1]
         count = prod(shape)
-        lines = [one.reshape(count, one.shape[-1]) for one in moved]
+        lines = [one.reshape(count, one.shape[-1]) for one in _drain(moved)]
         if comm is None:
             found = whole(*lines)
         elif most:
@@ -167,9 +168,12 @@ def _along_axis(
                 for i in range(0, max(count, 1), _MOST_LINES)
             ]
             found = tuple([_joined(parts) for parts in zip(*groups, strict=True)])
-        results = []
-        for one in found:
+            del groups
+        left, results = [*found], []
+        del lines, found
+        for one in _drain(left):
             block = one.reshape(*shape, one.shape[-1]).swapaxes(axis, -1)
+            del one
             block = _backend.asarray(np.ascontiguousarray(block), device)
             if turned is not None and back is not None:
                 block = redistribute_local(block, back, output)
@@ -190,6 +194,12 @@ def _first_item(step: Step) -> int:
 
 
 # --- rows: static is (axis, length, descending, stable, fields) ----------------------------------
+
+
+def _drain(arrays: list[Buffer]) -> Iterator[Buffer]:
+    """Yield arrays of which a list keeps none."""
+    while arrays:
+        yield arrays.pop(0)
 
 
 def _sort_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
