@@ -101,7 +101,6 @@ from distarray.core.engine._operands import (
 from distarray.core.engine._pipeline import (
     Step,
     run,
-    run_beside,
     run_once,
     run_one,
     step_for,

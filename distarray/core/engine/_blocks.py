@@ -43,24 +43,25 @@ def move_all(
     are reduced to is kept with them, and read-only. The rest is brought by `bring`: `read_local`,
     where the blocks are only read and nothing keeps them.
     """
-    for x, block, step in zip(operands, blocks, moves, strict=True):
-        if step is not None and not block.dtype.hasobject:
-            src, dst = step
-            permit(
-                name,
-                reduced_source(x, block, src, dst)[1] if src.has_partial else src,
-                dst,
-                block.dtype,
-            )
     found = list(blocks)
     several: list[int] = []
+    partial: list[int] = []
     for i, step in enumerate(moves):
         if step is None:
             continue
-        if step[0].has_partial or blocks[i].dtype.hasobject:
-            found[i] = _move_block(operands[i], blocks[i], *step)
+        src, dst = step
+        block = blocks[i]
+        if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
+            found[i] = block[boxes.slices(dst.local_box() or ())]
+            continue
+        if src.has_partial:
+            partial.append(i)
+            src = reduced_source(operands[i], block, src, dst)[1]
         else:
             several.append(i)
+        permit(name, src, dst, block.dtype)
+    for i in partial:
+        found[i] = _reduce(operands[i], blocks[i], *moves[i])  # type: ignore[misc]
     if len(several) == 1:
         (i,) = several
         found[i] = bring(blocks[i], *moves[i])  # type: ignore[misc]
@@ -72,12 +73,10 @@ def move_all(
     return found
 
 
-def _move_block(x: Any, block: Buffer, src: Layout, dst: Layout) -> Buffer:
-    if block.dtype.hasobject:  # a plain operand, which every rank has: objects cannot travel
-        return block[boxes.slices(dst.local_box() or ())]
+def _reduce(x: Any, block: Buffer, src: Layout, dst: Layout) -> Buffer:
     begin, near = reduced_source(x, block, src, dst)
     moved = redistribute_local(begin, near, dst)
-    if _is_kept(x, src, dst) and not near.is_replicated:
+    if not near.is_replicated and _is_kept(x, src, dst):
         moved = _backend.make_read_only(moved)
         x._reduced = x._new(moved, dst)
     return moved

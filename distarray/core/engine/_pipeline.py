@@ -90,8 +90,8 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     *functions
         Passed to the local step before the blocks: what has no hash.
     """
-    if operands and not open_traces and op.check is None:
-        found = _run_distributed(op, operands, static, functions)
+    if operands and not open_traces:
+        found = _run_known(op, operands, static, functions)
         if found is not None:
             return found
     operands = normalize_operands(op.name, operands, op.takes_objects)
@@ -129,23 +129,38 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
     return wrapped(first, step, block)
 
 
-def _run_distributed(
-    op: Op, operands: Sequence[Any], static: Any, functions: tuple[Any, ...]
-) -> Any:
-    """Return the result for operands that are all distributed, with processes; None for others."""
-    key, blocks = [op, static], []
+def _run_known(op: Op, operands: Sequence[Any], static: Any, functions: tuple[Any, ...]) -> Any:
+    """Return the result for operands as they mostly are, with processes; None for others.
+
+    Those are distributed arrays and, beside blocks of NumPy's, its plain arrays and numbers.
+    """
+    key, blocks, is_mixed = [op, static], [], False
+    like: Any = None
     for x in operands:
-        if not isinstance(x, BaseArray):
-            return None
-        block = x._local
+        if isinstance(x, BaseArray):
+            if like is None:
+                like = x
+            block = x._local
+            key += x._layout, block.dtype
+        else:
+            block, is_mixed = x, True
+            if x.__class__ is np.ndarray and not x.dtype.hasobject:
+                key += x.shape if x.ndim or op.plain is None else None, x.dtype
+            elif op.plain is not None and (x.__class__ in _NUMBERS or isinstance(x, np.generic)):
+                key += None, dtype_key(x)
+            else:
+                return None
         blocks.append(block)
-        key += x._layout, block.dtype
+    if like is None or (is_mixed and like._local.__class__ is not np.ndarray):
+        return None
+    if op.check is not None and op.check(operands):
+        return None
     step = steps[tuple(key)]
     if step.outside:
         return None
     if not step.still:
         blocks = _move(step, blocks, operands, functions)
-    return wrapped(operands[0], step, step.run(*functions, *blocks))
+    return wrapped(like, step, step.run(*functions, *blocks))
 
 
 def _move(step: Step, blocks: Sequence[Any], operands: Sequence[Any], functions: Any) -> list[Any]:
@@ -193,22 +208,6 @@ def run_one(op: Op, x: BaseArray, static: Any) -> Any:
     if step.is_fresh:
         result._reduced = None
     return result
-
-
-def run_beside(op: Op, x: BaseArray, other: Any, static: Any) -> Any:
-    """Return `run(op, (x, other), static)` of a row that no value makes raise, by a short way.
-
-    The other operand is distributed, or a plain array on the device of `x`.
-    """
-    if isinstance(other, BaseArray) or open_traces:
-        return run(op, (x, other), static)
-    block = x._local
-    step = steps[op, static, x._layout, block.dtype, other.shape, other.dtype]
-    if step.still:
-        block = step.run(block, other)
-    else:
-        block = step.run(*step.move((block, other), (x, other), step.bring))
-    return x._new(block, step.output if step.made is None else step.made(block))
 
 
 def run_once(op: Op, x: BaseArray, static: Any) -> Any:

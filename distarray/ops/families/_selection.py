@@ -434,12 +434,14 @@ def _index(value: Any) -> int:
 
 def _integer(key: Any) -> Any:
     """Return one entry of a key as an int, or `_ARRAY`, or refuse what is neither."""
-    if not isinstance(key, (bool, np.bool_)) and getattr(key, "ndim", 0) == 0:
+    if isinstance(key, (list, tuple, bool, np.bool_)):
+        return _ARRAY
+    if getattr(key, "ndim", 0) == 0:
         try:
             return operator.index(key)
         except TypeError:
             pass
-    if isinstance(key, (list, tuple, np.ndarray, BaseArray, bool, np.bool_)):
+    if isinstance(key, (np.ndarray, BaseArray)):
         return _ARRAY
     raise IndexingError(
         f"an index holds a value of type {type(key).__name__}; only integers, slices, ... and None "

@@ -37,7 +37,6 @@ from distarray.core import (
     move,
     replicated_layout,
     run,
-    run_beside,
     several_ranks,
 )
 from distarray.errors import IndexingError, MeshError
@@ -68,7 +67,7 @@ def select_along(x: BaseArray, axis: int, index: Any) -> Any:
         index = bring(x, index)
     else:
         index = _backend.asarray(index, _backend.device_of(x._local))
-    return run_beside(_gather, x, index, ((axis,), axis, (False,)))
+    return run(_gather, (x, index), ((axis,), axis, (False,)))
 
 
 def index_operands(
