@@ -55,7 +55,6 @@ from distarray.ops.families._values import ErrorsOfNumPy
 from distarray.ops.indexing._arrays import (
     apply_by_arrays,
     get_by_arrays,
-    has_index_arrays,
     set_by_arrays,
 )
 from distarray.ops.indexing._gather import select_along
@@ -434,7 +433,7 @@ def _apply_at(ufunc: np.ufunc, x: Any, indices: Any, *operands: Any) -> None:
     if wrong:
         raise DTypeError(f"{name}: {wrong}; convert the operands with astype")
     found = parse(indices, x.shape)
-    if has_index_arrays(found):
+    if found.key.has_arrays:
         apply_by_arrays(x, found, ufunc, values[0] if values else None)
     else:  # which names no item twice
         setitem(x, indices, ufunc(getitem(x, indices), *values))
@@ -610,7 +609,8 @@ def fill_diagonal(x: Any, /, val: Any, wrap: bool = False) -> None:
 
 def _read_indices(name: str, indices: Any) -> Any:
     """Return indices as an array of int64, distributed or plain."""
-    if indices.__class__ is np.ndarray and indices.dtype == np.int64:
+    known = indices.__class__ is np.ndarray or isinstance(indices, BaseArray)
+    if known and indices.dtype == np.int64:
         return indices
     if indices.__class__ is list and indices and indices[0].__class__ is int:
         try:

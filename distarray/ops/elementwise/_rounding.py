@@ -301,6 +301,8 @@ def astype(
         return block.astype(
             target, **({} if _backend.is_cupy(x) else {"casting": casting}), copy=copy
         )
+    if target == x.dtype and device is None:
+        return copy_array(x, "K") if copy else x
     target = with_length(target, x.dtype)
     if not np.can_cast(x.dtype, target, casting):
         raise DTypeError(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from distarray.core import BaseArray, cast, check_writable, move
-from distarray.ops.families._selection import WHOLE_AXIS, select, selection
+from distarray.ops.families._selection import select, selection
 from distarray.ops.indexing._gather import select_by_arrays
 from distarray.ops.indexing._keys import Advanced, Index, broadcast_indices
 from distarray.ops.indexing._scatter import write_by_arrays
@@ -16,15 +16,9 @@ from distarray.ops.indexing._values import check_device, check_kinds, on_device,
 _view = selection("indexing by arrays")
 
 
-def has_index_arrays(found: Advanced) -> bool:
-    """Tell whether a key has arrays of integers, or several masks, which count as such."""
-    arrays = [one for one in found.key.indices if one.operand is not None and one.ndim]
-    return len(arrays) > 1 or not all(one.is_mask for one in arrays)
-
-
 def _with_places(found: Advanced) -> Advanced:
     """Return a key with the places of true items for its masks: an index array for each axis."""
-    if not any(one.is_mask and one.ndim for one in found.key.indices):
+    if not found.key.has_masks:
         return found
     indices: list[Index] = []
     arrays: list[Any] = []
@@ -46,10 +40,10 @@ def _with_places(found: Advanced) -> Advanced:
 def get_by_arrays(x: BaseArray, found: Advanced) -> Any:
     """Return what a key with index arrays selects; see `getitem`."""
     found = _with_places(found)
-    basic = found.key.basic
-    if any(entry != WHOLE_AXIS for entry in basic):
-        x = select(_view, x, basic).take(x)
-    return select_by_arrays(x, found.key, found.arrays)
+    key = found.key
+    if not key.is_whole:
+        x = select(_view, x, key.basic).take(x)
+    return select_by_arrays(x, key, found.arrays)
 
 
 def set_by_arrays(x: BaseArray, found: Advanced, value: Any) -> None:
@@ -87,7 +81,7 @@ def _write(x: BaseArray, found: Advanced, value: Any, ufunc: np.ufunc | None = N
     key = found.key
     view = x
     flipped: tuple[int, ...] = ()
-    if any(entry != WHOLE_AXIS for entry in key.basic):
+    if not key.is_whole:
         found_view = select(_view, x, key.basic)
         kept, flipped = found_view.outcome.kept, found_view.outcome.flipped
         inside = kept.mesh.coordinate is not None  # type: ignore[attr-defined]

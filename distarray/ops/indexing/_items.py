@@ -42,7 +42,7 @@ from distarray.ops.families._selection import (
     selection,
 )
 from distarray.ops.families._shape_function import relabel, shape_function
-from distarray.ops.indexing._arrays import get_by_arrays, has_index_arrays, set_by_arrays
+from distarray.ops.indexing._arrays import get_by_arrays, set_by_arrays
 from distarray.ops.indexing._gather import select_along
 from distarray.ops.indexing._keys import (
     Advanced,
@@ -113,13 +113,15 @@ def getitem(x: Any, key: Any) -> Any:
         If the key has a mask and this process is not in the mesh.
     """
     entries = (key,) if key.__class__ is int else _basic_entries(key)
+    if entries is None and type(key) is tuple:
+        return _get_advanced(x, parse(key, x._layout.shape))
     if entries is None:
         if is_mask_of(key, x.shape):  # found without taking the key apart, which takes 20 us
             return select_by_mask(x, key, 0)
         names = _field_names(key)
         if names is not None:
             return _select_fields(x, names)
-        array = None if type(key) is tuple else array_of(key)
+        array = array_of(key)
         if array is not None and array.dtype.kind != "b" and x.ndim:
             return select_along(x, 0, array)
         return _get_advanced(x, parse(key, x.shape))
@@ -336,7 +338,7 @@ def _select_fields(x: BaseArray, names: Any) -> Any:
 
 def _get_advanced(x: Any, found: Advanced) -> Any:
     """Return the items that a key with arrays or booleans selects: always a copy."""
-    if has_index_arrays(found):
+    if found.key.has_arrays:
         return get_by_arrays(x, found)
     key, only, chosen = found.key, _only_mask(found), _is_chosen(found)
     nothing = (*(slice(None),) * key.place, slice(0))
@@ -359,7 +361,7 @@ def _set_advanced(x: Any, found: Advanced, value: Any) -> None:
     """Write into the items that a key with arrays or booleans selects."""
     if isinstance(value, PendingWrite):
         value = value.settle(x, "a key with arrays")
-    if has_index_arrays(found):
+    if found.key.has_arrays:
         set_by_arrays(x, found, value)
         return
     check_writable("assignment", x)

@@ -42,9 +42,7 @@ class Index(NamedTuple):
     """Whether it has for each item its place along the axis: the array has but the shape."""
 
 
-class AdvancedKey(NamedTuple):
-    """What a key says apart from the items of its arrays; hashable."""
-
+class _KeyFields(NamedTuple):
     basic: Key
     """Slices (as tuples of three) and None, one for each axis of the view."""
     view: Shape
@@ -54,13 +52,33 @@ class AdvancedKey(NamedTuple):
     place: int
     """How many of the result's axes come before those of the index arrays."""
 
-    @property
+
+class AdvancedKey(_KeyFields):
+    """What a key says apart from the items of its arrays; hashable."""
+
+    @functools.cached_property
     def kept(self) -> tuple[int, ...]:
         """The view's axes that no index selects from; they are the result's other axes."""
         indexed = {index.axis + k for index in self.indices for k in range(index.ndim)}
         return tuple(axis for axis in range(len(self.view)) if axis not in indexed)
 
-    @property
+    @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether the view is the array itself."""
+        return all(entry == WHOLE_AXIS for entry in self.basic)
+
+    @functools.cached_property
+    def has_masks(self) -> bool:
+        """Whether an index is a mask with axes."""
+        return any(index.is_mask and index.ndim for index in self.indices)
+
+    @functools.cached_property
+    def has_arrays(self) -> bool:
+        """Whether there are arrays of integers, or several masks, which count as such."""
+        arrays = [one for one in self.indices if one.operand is not None and one.ndim]
+        return len(arrays) > 1 or not all(one.is_mask for one in arrays)
+
+    @functools.cached_property
     def own_places(self) -> tuple[bool, ...]:
         """Of each index whether it has for each item its place along the axis."""
         return tuple([index.is_place for index in self.indices])
