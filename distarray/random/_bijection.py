@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distarray.random._blocks import Words, draw, turned
+from distarray.random._blocks import Words, draw, fill, geometry_of, turned
 from distarray.random._streams import PIECE
 
 ROUNDS: Final = 8
@@ -58,7 +58,13 @@ def permute(
         offsets = np.arange(n, dtype=np.uint64) * _u64(stride)
         for lines in range(0, line.size, at_a_time := max(1, PIECE // max(n, 1))):
             part = slice(lines, lines + at_a_time)
-            order = draw("integer", line[part, None] + offsets, words)
+            if stride == 1 and line.size == 1:  # a run: no index of one after the other
+                order = np.empty((1, n), np.uint64)
+                start = int(line[0])
+                run = geometry_of((start + n,), ((start, start + n),))
+                fill(order, "integer", words, run)
+            else:
+                order = draw("integer", line[part, None] + offsets, words)
             out[part] = np.argsort(order, axis=-1, kind="stable")[:, positions.astype(np.int64)]
         return out
     keys_of_rounds = [draw("integer", line, turned(words, i)) for i in range(ROUNDS)]

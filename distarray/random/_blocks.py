@@ -92,7 +92,7 @@ def fill_floats(
     shape, box
         Of the global array, and the part of it that the block is.
     """
-    fill(out, kind, words_of(key, call), geometry_of(shape, box), float(loc), float(scale))
+    _fill(out, kind, words_of(key, call), geometry_of(shape, box), (float(loc), float(scale), 0.0))
 
 
 def fill_integers(
@@ -202,17 +202,17 @@ def _fill_on_host(
 
         in_parts(fill_part)
 
-    name, dear, nbytes = _name_of(flat.dtype), _COST[kind], flat.nbytes
+    dear, nbytes = _COST[kind], flat.nbytes
     if size > _PYTHON_ITEMS and dear == _COST["normal"]:
         nbytes = max(nbytes, _CALL_BYTES)
-    by = kernel(_KERNELS, "fill", kind, name)
-    run_faster(f"random {kind} {name}", nbytes, by, by_kernel, by_numpy, dear)
+    job, by = _job_of(kind, flat.dtype)
+    run_faster(job, nbytes, by, by_kernel, by_numpy, dear)
 
 
 @functools.cache
-def _name_of(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype, which NumPy takes 5 us to find."""
-    return dtype.name
+def _job_of(kind: str, dtype: np.dtype[Any]) -> tuple[str, Any]:
+    """Return the name and the kernel of a kind of work; NumPy takes 5 us to find a dtype's name."""
+    return f"random {kind} {dtype.name}", kernel(_KERNELS, "fill", kind, dtype.name)
 
 
 _NONE: Final = np.array(0.0)

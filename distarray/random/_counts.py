@@ -40,13 +40,18 @@ def count_up(u: Any, first: Any, ratio: Callable[[int], Any]) -> Any:
         Of the probability of k to that of k - 1; at last below 1.
     """
     found = np.zeros(u.shape)
+    varies = np.ndim(first) > 0
     total, probability, k = first, first, 0
-    while (above := u >= total).any():
+    while np.count_nonzero(above := u >= total):
         found += above
         k += 1
         probability = probability * ratio(k)
         # What is left, below a millionth of a step of u, belongs to the last one.
-        total = np.where(probability > 2.0**-74, total + probability, np.inf)
+        counts = probability > 2.0**-74
+        if varies:
+            total = np.where(counts, total + probability, np.inf)
+        else:
+            total = total + probability if counts else np.inf
     return found
 
 

@@ -30,7 +30,7 @@ from distarray.random._parameters import (
     read_integers,
 )
 from distarray.random._seeding import derive_key, normalize_seed
-from distarray.random._streams import Fill, by_sampler
+from distarray.random._streams import Fill, by_sampler, has_axes
 from distarray.typing import Box, Buffer, Shape
 
 
@@ -192,9 +192,9 @@ class Generator(Distributions, Multivariate, Choices):
         kind = normalize_dtype(dtype, np.int64)
         if kind.kind not in "biu" or not kind.isnative:
             raise DTypeError(f"dtype={kind} holds no integers; use an integer type or bool")
-        least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+        least, most = _limits_of(kind)
         bounds = {"low": low} if high is None else {"low": low, "high": high}
-        if any(map(np.ndim, bounds.values())):
+        if any(type(value) is not int and np.ndim(value) for value in bounds.values()):
             values = [read_integers(name, value) for name, value in bounds.items()]
             return self._integers_between(
                 [0, *values][-2:],
@@ -356,9 +356,9 @@ class Generator(Distributions, Multivariate, Choices):
 
         def draw(shape: Shape, box: Box, device: Any, blocks: Sequence[Any]) -> Buffer:
             if exact:  # NumPy compares all integers as they are
-                blocks = [_backend.to_host(x) if np.ndim(x) else x for x in blocks]
+                blocks = [_backend.to_host(x) if has_axes(x) else x for x in blocks]
             else:
-                blocks = [x.astype(np.float64) if np.ndim(x) else float(x) for x in blocks]
+                blocks = [x.astype(np.float64) if has_axes(x) else float(x) for x in blocks]
             check(parameters, blocks, condition)
             return self._block(fill, shape, box, dtype, device, blocks)
 
@@ -429,6 +429,12 @@ class Generator(Distributions, Multivariate, Choices):
             found = secrets.randbits(128) if everyone.rank == 0 else None
             self._entropy = (everyone.broadcast_object(found, root=0),)
         return self._entropy
+
+
+@functools.lru_cache(maxsize=32)  # which NumPy takes 1 us to find
+def _limits_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the least and the greatest number that integers, or truth values, hold."""
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
 def _integer(name: str, value: Any) -> int:

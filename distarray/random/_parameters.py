@@ -33,6 +33,7 @@ from distarray.errors import (
     ShapeError,
 )
 from distarray.ops import broadcast_to
+from distarray.random._streams import has_axes
 from distarray.typing import Box, Buffer, Shape
 
 
@@ -172,7 +173,7 @@ def _refuse(
 
 
 def _host(value: Any) -> Any:
-    return _backend.to_host(value) if np.ndim(value) else value
+    return _backend.to_host(value) if has_axes(value) else value
 
 
 def common_shape(name: str, size: Shape | None, shapes: Sequence[Shape]) -> Shape:
@@ -183,6 +184,8 @@ def common_shape(name: str, size: Shape | None, shapes: Sequence[Shape]) -> Shap
     ShapeError
         If they do not broadcast, or not to `size`.
     """
+    if not any(shapes):
+        return size or ()
     try:
         found = np.broadcast_shapes(*shapes, *([] if size is None else [size]))
     except ValueError:
@@ -205,7 +208,7 @@ Draw = Callable[[Shape, Box, Any, Sequence[Any]], Buffer]
 
 def cut(value: Any, shape: Shape, box: Box) -> Any:
     """Return the part of a plain parameter for a box of the shape; it may have more axes."""
-    if not np.ndim(value):
+    if not has_axes(value):
         return value
     further = value.shape[len(shape) :]
     part = tuple([slice(start, stop) for start, stop in box[: len(shape)]])

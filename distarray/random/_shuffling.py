@@ -19,7 +19,7 @@ from distarray.core import (
     write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
-from distarray.layout import Layout, Placement, carry_cuts, normalize_axis
+from distarray.layout import Layout, Placement, carry_cuts, kept, normalize_axis
 from distarray.ops import asarray, take, take_along_axis
 from distarray.random._bijection import permute
 from distarray.random._blocks import Key, geometry_of, indices_of, words_of
@@ -190,11 +190,16 @@ class Shuffling:
         count = x.shape[axis]
         if not isinstance(x, BaseArray):
             return self._places(count, (count,), mesh, None)
-        layout = x._layout.without_partial()
-        return self._draw_layout(_order(count), carry_cuts(layout, (count,), {axis: 0}))
+        return self._draw_layout(_order(count), _line_along(x._layout, axis))
 
     def _draw_layout(self, fill: Fill, layout: Layout) -> Any:
         return self._draw(fill, layout.shape, INTEGERS, None, None, layout=layout)
+
+
+@kept(64)
+def _line_along(layout: Layout, axis: int) -> Layout:
+    """Return the layout of an array of one axis that is cut as one of another's is."""
+    return carry_cuts(layout.without_partial(), (layout.shape[axis],), {axis: 0})
 
 
 def _order(count: int) -> Fill:

@@ -34,15 +34,15 @@ def test_positions_are_found_without_the_others(n: int) -> None:
     np.testing.assert_array_equal(found, whole[places])
 
 
-@pytest.mark.parametrize("n", [6, 5_000])
-def test_lines_have_orders_of_their_own(n: int) -> None:
-    lines = np.array([0, 1, 2], np.uint64)
+@pytest.mark.parametrize(("n", "stride"), [(6, 3), (6, 1), (5_000, 3)])
+def test_lines_have_orders_of_their_own(n: int, stride: int) -> None:
+    lines = np.array([0, 1, 2], np.uint64) * np.uint64(n if stride == 1 else 1)
     words = words_of((1, 2), 0)
-    together = permute(np.arange(n), n, words, lines, 3)
+    together = permute(np.arange(n), n, words, lines, stride)
     for line, found in zip(lines, together, strict=True):
         np.testing.assert_array_equal(np.sort(found), np.arange(n))
         np.testing.assert_array_equal(
-            permute(np.arange(n), n, words, np.array([line], np.uint64), 3)[0], found
+            permute(np.arange(n), n, words, np.array([line], np.uint64), stride)[0], found
         )
     assert not any(np.array_equal(a, b) for a, b in itertools.combinations(together, 2))
 

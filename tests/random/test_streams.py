@@ -50,7 +50,12 @@ def test_some_items_have_the_numbers_that_they_have_among_all(kind: str) -> None
 
 @pytest.mark.parametrize(
     ("sampler", "parameters"),
-    [(gamma, (0.7, 2.0)), (poisson, (14.0,)), (binomial, (80, 0.4)), (vonmises, (1.0, 2.0))],
+    [
+        (gamma, (0.7, 2.0)),
+        *[(poisson, (mean,)) for mean in (9.0, 14.0)],
+        *[(binomial, (n, 0.4)) for n in (24, 80)],
+        (vonmises, (1.0, 2.0)),
+    ],
 )
 def test_blocks_and_pieces_hold_their_part_of_the_whole(
     sampler: Any, parameters: Any, monkeypatch: pytest.MonkeyPatch
