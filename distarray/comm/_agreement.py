@@ -174,11 +174,21 @@ def all_gather_checked(mesh: Any, call: str, say: Callable[[], T]) -> list[T]:
     if comm.size == 1:
         return [say()]
     mine, error = attempt(say, call)
-    calls, everyone = zip(*comm.all_gather_object((f"{call} on {mesh}", mine)), strict=True)
-    if len(set(calls)) > 1:
-        raise mismatch_error(calls, comm.world_ranks)
-    raise_alike(everyone, error, comm.world_ranks, comm.size)
-    return list(everyone)
+    what = call, mesh.axis_names, mesh.shape
+    told = comm.all_gather_object((what, mine))
+    calls, everyone = [other for other, _ in told], [answer for _, answer in told]
+    if calls.count(what) < len(calls):
+        raise mismatch_error([*map(_call_text, calls)], comm.world_ranks)
+    if Failure in [answer.__class__ for answer in everyone]:
+        raise_alike(everyone, error, comm.world_ranks, comm.size)
+    return everyone
+
+
+def _call_text(what: tuple[str, Sequence[str], Sequence[int]]) -> str:
+    """Return which call this is, and on which mesh, for a message."""
+    call, names, sizes = what
+    axes = ", ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
+    return f"{call} on [{axes}]"
 
 
 def line_of(frame: FrameType | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 from math import prod
 from typing import Any, NamedTuple
@@ -361,7 +362,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
             f"lstsq got shapes {shapes[0]} and {shapes[1]}; they must be (m, n) and (m,) or (m, k)"
         )
     try:
-        kind = np.linalg.lstsq(np.zeros((1, 1), a.dtype), np.zeros(1, b.dtype))[0].dtype
+        kind = _solution_dtype(a.dtype, b.dtype)
     except TypeError as error:
         raise refusal_error("lstsq", error, (a.dtype, b.dtype)) from error
     wide = np.result_type(kind, np.float64)  # as NumPy computes
@@ -395,6 +396,12 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, int, An
     else:
         residuals = zeros(0, small, mesh=a.layout.mesh)
     return astype(x if b.ndim == 2 else x[:, 0], kind), residuals, rank, astype(s, small)
+
+
+@functools.lru_cache(maxsize=64)  # which takes NumPy 8 us to find
+def _solution_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of NumPy's solution; a TypeError for those that it does not take."""
+    return np.linalg.lstsq(np.zeros((1, 1), a), np.zeros(1, b))[0].dtype
 
 
 def tensorinv(a: Any, ind: int = 2) -> Any:

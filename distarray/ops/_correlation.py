@@ -110,13 +110,14 @@ def average(
         weights = _align_weights(x, axis, without_partial("average", weights))
         exact = [np.float64] if x.dtype.kind in "biu" else []
         dtype = np.result_type(x.dtype, weights.dtype, *exact)
+        of_dtype = {} if x.dtype == weights.dtype == dtype else {"dtype": dtype}
         scale = without_partial(
-            "average", sum_of(weights, axis=axis, dtype=dtype, keepdims=keepdims)
+            "average", sum_of(weights, axis=axis, keepdims=keepdims, **of_dtype)
         )
         is_outside = isinstance(scale, BaseArray) and scale._layout.mesh.coordinate is None
         if not is_outside and any_of(equal(scale, 0)):
             raise ZeroWeightError("average: weights sum to zero, and cannot be normalized")
-        total = sum_of(multiply(x, weights, dtype=dtype), axis=axis, keepdims=keepdims)
+        total = sum_of(multiply(x, weights, **of_dtype), axis=axis, keepdims=keepdims)
         result = divide(total, scale)
     if not returned:
         return result

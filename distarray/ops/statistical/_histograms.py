@@ -727,6 +727,8 @@ def _is_descending(bins: Any) -> bool:
     NaN is the largest, as where they are sorted.
     """
     former, latter = bins[:-1], bins[1:]
+    if not isinstance(bins, BaseArray) and (former <= latter).all():  # none is NaN, but the last
+        return False
 
     def any_before(x: Any, y: Any) -> bool:
         found = (x < y) | ((x == x) & (y != y))
