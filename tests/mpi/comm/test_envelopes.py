@@ -95,6 +95,21 @@ def test_a_token_costs_few_ranks_no_collective_of_its_own(comm, n, before, after
         assert [r.nbytes for r in agreements] == [32 * (comm.size - 1) // comm.size]
 
 
+def test_envelopes_bring_their_own_bytes_whatever_was_in_them_before(comm):
+    """Short ones are sent with what is left of longer ones, which their receivers do not see."""
+    ours = mesh_of(comm).communicator()
+    if not ours._group.sends_envelopes:
+        pytest.skip("these have no envelopes")
+    ends = [*_envelopes._KEPT_BYTES, _envelopes._HEADER + _envelopes._COPIED_BYTES]
+    sizes = [end - _envelopes._HEADER + step for end in ends[::-1] for step in (1, 0, -1)]
+    for turn, size in enumerate([*sizes, 0, 5, *sizes[::-1], 0]):
+        # Each rank sends another number of bytes, around what one kind of envelope holds.
+        payloads = [bytes([turn, rank]) * (size // 2) + bytes(rank) for rank in range(comm.size)]
+        found = ours.exchange_small(payloads[comm.rank], 7, "test", size + comm.size)
+        assert found is not None
+        assert [*map(bytes, found)] == payloads
+
+
 @pytest.mark.parametrize("nbytes", [8, 1024, _envelopes.WHOLE_BYTES // 16])
 def test_what_is_short_takes_one_call(comm, nbytes):
     """Blocks go whole in envelopes, those of several arrays in the same ones."""
