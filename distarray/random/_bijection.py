@@ -55,17 +55,17 @@ def permute(
     """
     out = np.empty((line.size, positions.size), np.int64)
     if n <= SHORT:
+        which = positions.astype(np.int64)
+        if stride == 1 and line.size == 1:  # a run: no index of one item after the other
+            order, start = np.empty((1, n), np.uint64), int(line[0])
+            fill(order, "integer", words, geometry_of((start + n,), ((start, start + n),)))
+            out[:] = np.argsort(order, axis=-1, kind="stable")[:, which]
+            return out
         offsets = np.arange(n, dtype=np.uint64) * _u64(stride)
         for lines in range(0, line.size, at_a_time := max(1, PIECE // max(n, 1))):
             part = slice(lines, lines + at_a_time)
-            if stride == 1 and line.size == 1:  # a run: no index of one after the other
-                order = np.empty((1, n), np.uint64)
-                start = int(line[0])
-                run = geometry_of((start + n,), ((start, start + n),))
-                fill(order, "integer", words, run)
-            else:
-                order = draw("integer", line[part, None] + offsets, words)
-            out[part] = np.argsort(order, axis=-1, kind="stable")[:, positions.astype(np.int64)]
+            order = draw("integer", line[part, None] + offsets, words)
+            out[part] = np.argsort(order, axis=-1, kind="stable")[:, which]
         return out
     keys_of_rounds = [draw("integer", line, turned(words, i)) for i in range(ROUNDS)]
     for row in range(line.size):

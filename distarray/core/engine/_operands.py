@@ -230,8 +230,9 @@ def assign(name: str, out: Any, result: Any, casting: Any = "same_kind") -> None
     if out._layout.has_partial and result.dtype != out.dtype:
         # What the other ranks hold then is nothing to a reduction in the dtype of `out`.
         result = cast(name, result, out.dtype, casting)
-    layouts = lift_layouts(name, [out._layout, result._layout])
-    src, dst = layouts[1], layouts[0]
+    dst, src = out._layout, result._layout
+    if dst.mesh is not src.mesh:
+        dst, src = lift_layouts(name, [dst, src])
     if src.shape == dst.shape:
         moved = result._local if src == dst else move(name, result._local, src, dst)
     else:
