@@ -51,7 +51,9 @@ half a unit is left."""
 _LOWEST: Final = LOWEST << 52
 _HUGE: Final = HIGHEST << 52
 _EXPONENT_MARGIN: Final = 4 << 52
-"""By how much exponents of lanes are above what the items need, as larger ones may follow."""
+_WIDE_MARGIN: Final = 24 << 52
+"""By how much exponents of lanes are above what the items need, as larger ones may follow; the
+latter where items differ so much that lanes have further levels."""
 FIRST: Final = (3 << 52) | (1 << 51)
 SECOND: Final = FIRST - (LEVEL << 52)
 """What makes bits of 1.5 * 2**52 units of each level from an exponent."""
@@ -81,10 +83,14 @@ _LARGEST: Final = 0
 EXPONENT: Final = _STRIDE
 HIGH: Final = 2 * _STRIDE
 LOW: Final = 3 * _STRIDE
-_LEFT: Final = 4 * _STRIDE
-CHUNK: Final = 5 * _STRIDE
-_NEW_HIGH: Final = CHUNK
-_NEW_LOW: Final = CHUNK + _STRIDE
+_PAIRS: Final = (HIGHEST - LOWEST) // (2 * LEVEL) + 2
+"""Of levels, down to the least number from any item that is not huge."""
+_LEFT: Final = HIGH + 2 * _PAIRS * _STRIDE
+_DEPTH: Final = _LEFT + WIDEST
+"""Where it lies how many pairs of levels lanes have."""
+_NEW_EXPONENT: Final = _LEFT + _STRIDE
+_NEW: Final = _LEFT + 2 * _STRIDE
+CHUNK: Final = _LEFT + 6 * _STRIDE
 _SUMS: Final = CHUNK + _ITEMS + 4 * WIDEST
 SCRATCH: Final = _SUMS + WIDEST * WORDS
 """Words of scratch memory."""
@@ -346,54 +352,39 @@ def _add_high(scratch: Any, rows: int, lanes: int) -> None:
 
 
 @loop
-def _add_low(scratch: Any, rows: int, lanes: int, mask: int) -> None:
-    """Add up the second level of each lane, the first one with a mask of -1, and see what is left.
+def _below(exponent: int, pair: int) -> Any:
+    """Return the exponent of a pair of levels of a lane that has one."""
+    return max(exponent - pair * (2 * LEVEL << 52), _LOWEST)
 
-    The mask is 0 where the first level has been added up before.
+
+@loop
+def _add_pair(scratch: Any, rows: int, lanes: int, pair: int, mask: int) -> None:
+    """Add up a pair of levels of each lane, and leave the rest of each item in its place.
+
+    The mask is -1, or 0 where the first of them has been added up before.
     """
     for lane in range(lanes):
-        exponent = scratch[EXPONENT + lane]
-        scratch[HIGH + lane] -= rows * (exponent + FIRST) & mask
-        scratch[LOW + lane] -= rows * (exponent + SECOND)
+        exponent = _below(scratch[EXPONENT + lane], pair)
+        scratch[_NEW_EXPONENT + lane] = exponent
+        scratch[_NEW + lane] = -rows * (exponent + FIRST)
+        scratch[_NEW + _STRIDE + lane] = -rows * (exponent + SECOND)
         scratch[_LEFT + lane] = 0
-    for at in range(CHUNK, CHUNK + rows * lanes, 4 * lanes):
+    for at in range(CHUNK, CHUNK + rows * lanes, lanes):  # one row, as LLVM compares few places
         for lane in range(lanes):
-            first = double_of(scratch[EXPONENT + lane] + FIRST)
-            second = double_of(scratch[EXPONENT + lane] + SECOND)
-            high = np.int64(0)
-            low, left = scratch[LOW + lane], scratch[_LEFT + lane]
-            for i in range(4):
-                item = double_of(scratch[at + i * lanes + lane])
-                above, below, rest = split(item, first, second)
-                high += above
-                low += below
-                left |= rest
-            scratch[HIGH + lane] += high & mask
-            scratch[LOW + lane], scratch[_LEFT + lane] = low, left
-
-
-@loop
-def _add_lane(scratch: Any, lane: int, words: Any, base: int) -> None:
-    """Move the integers of a lane to words."""
-    place = (scratch[EXPONENT + lane] >> 52) + 2
-    add_shifted(words, base, place, scratch[HIGH + lane])
-    add_shifted(words, base, place - LEVEL, scratch[LOW + lane])
-    scratch[HIGH + lane] = scratch[LOW + lane] = 0
-
-
-@loop
-def _add_rest(
-    scratch: Any, at: int, pitch: int, rows: int, exponent: int, words: Any, base: int
-) -> None:
-    """Add what both levels leave of each item to words; all of it where there is no exponent."""
-    first, second = double_of(exponent + FIRST), double_of(exponent + SECOND)
-    for row in range(rows):
-        item = double_of(scratch[CHUNK + at + row * pitch])
-        if exponent:
-            item -= (item + first) - first
-            item -= (item + second) - second
-        if item != 0.0:
-            add_item(words, base, bits_of(item))
+            exponent = scratch[_NEW_EXPONENT + lane]
+            above, below, rest = split(
+                double_of(scratch[at + lane]),
+                double_of(exponent + FIRST),
+                double_of(exponent + SECOND),
+            )
+            scratch[at + lane] = rest
+            scratch[_NEW + lane] += above
+            scratch[_NEW + _STRIDE + lane] += below
+            scratch[_LEFT + lane] |= rest
+    to = HIGH + 2 * pair * _STRIDE
+    for lane in range(lanes):
+        scratch[to + lane] += scratch[_NEW + lane] & mask
+        scratch[to + _STRIDE + lane] += scratch[_NEW + _STRIDE + lane]
 
 
 @loop
@@ -402,6 +393,45 @@ def _left_of(scratch: Any, lanes: int) -> Any:
     for lane in range(lanes):
         left |= scratch[_LEFT + lane]
     return left & MAGNITUDE
+
+
+@loop
+def _add_rest(scratch: Any, rows: int, lanes: int) -> None:
+    """Add up further pairs of levels until nothing is left."""
+    pair = 1
+    while _left_of(scratch, lanes):
+        if pair == scratch[_DEPTH]:
+            scratch[_DEPTH] += 1
+            for at in range(HIGH + 2 * pair * _STRIDE, HIGH + 2 * (pair + 1) * _STRIDE):
+                scratch[at] = 0
+        beyond = np.int64(pair == _PAIRS - 1)
+        for lane in range(lanes):
+            below = _below(scratch[EXPONENT + lane], pair + 1)
+            beyond |= np.int64(scratch[_LARGEST + lane] > below)
+        if beyond:  # else the next pair holds all of it
+            _add_pair(scratch, rows, lanes, pair, -1)
+        pair += 1
+
+
+@loop
+def _add_lane(scratch: Any, lane: int, words: Any, base: int) -> None:
+    """Move the integers of a lane to words."""
+    for pair in range(scratch[_DEPTH]):
+        place = (_below(scratch[EXPONENT + lane], pair) >> 52) + 2
+        for at in range(HIGH + 2 * pair * _STRIDE, HIGH + 2 * (pair + 1) * _STRIDE, _STRIDE):
+            add_shifted(words, base, place, scratch[at + lane])
+            scratch[at + lane] = 0
+            place -= LEVEL
+
+
+@loop
+def _take_huge(scratch: Any, count: int, lanes: int, columns: int, words: Any, base: int) -> None:
+    """Move items that no lane may have to words."""
+    for i in range(count):
+        bits = scratch[CHUNK + i]
+        if bits & FIELD > _HUGE:
+            add_item(words, base + i % lanes % columns * WORDS, bits)
+            scratch[CHUNK + i] = 0
 
 
 @loop
@@ -427,7 +457,7 @@ def _find_exponents(scratch: Any, columns: int, lanes: int) -> Any:
         half *= 2
     grows = np.int64(0)
     for lane in range(lanes):
-        has = scratch[HIGH + lane] | scratch[LOW + lane]
+        has = scratch[HIGH + lane] | scratch[LOW + lane] | (scratch[_DEPTH] - 1)
         grows |= has if scratch[_LARGEST + lane] > scratch[EXPONENT + lane] else 0
     return largest, grows != 0
 
@@ -441,39 +471,42 @@ def _add_chunk(
     _find_largest(scratch, rows, lanes)
     largest, grows = _find_exponents(scratch, columns, lanes)
     is_huge = largest > _HUGE
-    left = np.int64(0)
     if grows or is_huge or count > MOST_ITEMS:
         if is_clear:
             clear(words, base, columns)
             is_clear = 0
         for lane in range(lanes):
-            _add_lane(scratch, lane, words, base + lane % columns * WORDS)
-    if not is_huge:
-        for lane in range(lanes):
-            exponent, largest = scratch[EXPONENT + lane], scratch[_LARGEST + lane]
-            scratch[EXPONENT + lane] = (
-                largest + _EXPONENT_MARGIN if largest > exponent else exponent
-            )
-        if is_narrow:
-            _add_high(scratch, rows, lanes)
-            left = _left_of(scratch, lanes)
-        if left or not is_narrow:
-            _add_low(scratch, rows, lanes, 0 if is_narrow else -1)
-            left = _left_of(scratch, lanes)
-    if left or is_huge:
+            if scratch[_LARGEST + lane] > scratch[EXPONENT + lane] or count > MOST_ITEMS:
+                _add_lane(scratch, lane, words, base + lane % columns * WORDS)
+    if is_huge:
+        _take_huge(scratch, rows * lanes, lanes, columns, words, base)
+        _find_largest(scratch, rows, lanes)
+        _find_exponents(scratch, columns, lanes)
+    depth = scratch[_DEPTH]
+    margin = _EXPONENT_MARGIN if depth == 1 else _WIDE_MARGIN
+    for lane in range(lanes):
+        exponent, largest = scratch[EXPONENT + lane], scratch[_LARGEST + lane]
+        scratch[EXPONENT + lane] = largest + margin if largest > exponent else exponent
+    left = np.int64(0)
+    if is_narrow:
+        _add_high(scratch, rows, lanes)
+        left = _left_of(scratch, lanes)
+    if left or not is_narrow:
+        _add_pair(scratch, rows, lanes, 0, 0 if is_narrow else -1)
+        _add_rest(scratch, rows, lanes)
+    if scratch[_DEPTH] > depth == 1:
         if is_clear:
             clear(words, base, columns)
-            is_clear = 0
         for lane in range(lanes):
-            if is_huge or scratch[_LEFT + lane] & MAGNITUDE:
-                exponent = 0 if is_huge else scratch[EXPONENT + lane]
-                to = base + lane % columns * WORDS
-                _add_rest(scratch, lane, lanes, rows, exponent, words, to)
+            _add_lane(scratch, lane, words, base + lane % columns * WORDS)
+            scratch[EXPONENT + lane] += _WIDE_MARGIN
+        is_clear = 0
     return is_clear
 
 
-def _adding(step: int) -> Any:
+def _adding(step: int, pairs: int) -> Any:
     """Return the loop that adds rows of items so far apart, or of products, where they lie."""
+    levels = 2 * pairs
 
     @loop
     def add(
@@ -481,26 +514,43 @@ def _adding(step: int) -> Any:
         scratch: Any,
     ) -> Any:  # fmt: skip
         for lane in range(lanes):
-            exponent = scratch[EXPONENT + lane]
-            scratch[_NEW_HIGH + lane] = -rows * (exponent + FIRST)
-            scratch[_NEW_LOW + lane] = -rows * (exponent + SECOND)
+            for pair in range(pairs):
+                exponent = _below(scratch[EXPONENT + lane], pair)
+                scratch[_NEW + 2 * pair * _STRIDE + lane] = -rows * (exponent + FIRST)
+                scratch[_NEW + (2 * pair + 1) * _STRIDE + lane] = -rows * (exponent + SECOND)
             scratch[_LARGEST + lane] = scratch[_LEFT + lane] = 0
         for row in range(0, rows, 4):
             start, other = at + row * s1, by + row * v1
             for lane in range(lanes):
-                first = double_of(scratch[EXPONENT + lane] + FIRST)
-                second = double_of(scratch[EXPONENT + lane] + SECOND)
-                high, low = scratch[_NEW_HIGH + lane], scratch[_NEW_LOW + lane]
+                exponent = scratch[EXPONENT + lane]
+                below_it = _below(exponent, 1)
+                high, low = scratch[_NEW + lane], scratch[_NEW + _STRIDE + lane]
+                if pairs > 1:
+                    third = scratch[_NEW + 2 * _STRIDE + lane]
+                    fourth = scratch[_NEW + 3 * _STRIDE + lane]
                 largest, left = scratch[_LARGEST + lane], scratch[_LEFT + lane]
                 for i in range(4):
                     item, place = start + i * s1 + lane * step, other + i * v1 + lane * step
                     bits = _bits_of(x, item, y, place, sign)
                     largest = max(largest, bits & MAGNITUDE)
-                    above, below, rest = split(double_of(bits), first, second)
+                    above, below, rest = split(
+                        double_of(bits), double_of(exponent + FIRST), double_of(exponent + SECOND)
+                    )
                     high += above
                     low += below
+                    if pairs > 1:
+                        above, below, rest = split(
+                            double_of(rest),
+                            double_of(below_it + FIRST),
+                            double_of(below_it + SECOND),
+                        )
+                        third += above
+                        fourth += below
                     left |= rest
-                scratch[_NEW_HIGH + lane], scratch[_NEW_LOW + lane] = high, low
+                scratch[_NEW + lane], scratch[_NEW + _STRIDE + lane] = high, low
+                if pairs > 1:
+                    scratch[_NEW + 2 * _STRIDE + lane] = third
+                    scratch[_NEW + 3 * _STRIDE + lane] = fourth
                 scratch[_LARGEST + lane], scratch[_LEFT + lane] = largest, left
         fails = np.int64(0)
         for lane in range(lanes):
@@ -508,15 +558,23 @@ def _adding(step: int) -> Any:
             fails |= (scratch[_LARGEST + lane] & FIELD) > scratch[EXPONENT + lane]
         if fails:
             return 0
-        for lane in range(lanes):
-            scratch[HIGH + lane] += scratch[_NEW_HIGH + lane]
-            scratch[LOW + lane] += scratch[_NEW_LOW + lane]
+        for level in range(levels):
+            for lane in range(lanes):
+                scratch[HIGH + level * _STRIDE + lane] += scratch[_NEW + level * _STRIDE + lane]
         return 1
 
     return add
 
 
-_add_rows, _add_rows_of_parts = _adding(1), _adding(2)
+_add_rows, _add_wide_rows, _add_rows_of_parts = _adding(1, 1), _adding(1, 2), _adding(2, 1)
+
+
+@loop
+def _fall_short(out: Any, count: int) -> Any:
+    """Write short states that hold nothing."""
+    for i in range(count):
+        out[2 * i], out[2 * i + 1] = 0, MISFIT
+    return np.int64(FALLS_SHORT)
 
 
 @loop
@@ -549,6 +607,7 @@ def _add_columns(
             for lane in range(lanes):
                 scratch[EXPONENT + lane] = _LOWEST
                 scratch[HIGH + lane] = scratch[LOW + lane] = 0
+            scratch[_DEPTH] = 1
             is_clear = 1 if wanted else 0
             count = 0
             # Both parts of complex numbers are taken while they are in a cache.
@@ -562,14 +621,19 @@ def _add_columns(
                 i1 = first - i0 * n1
                 if (
                     is_near and i and rows % 4 == 0 and i1 + rows <= n1
-                    and count + rows <= MOST_ITEMS
+                    and count + rows <= MOST_ITEMS and scratch[_DEPTH] < 3
                 ):  # fmt: skip
                     # Mostly levels are where they were, so that no largest items are needed.
                     item, other = at + i0 * s0 + i1 * s1, by + i0 * v0 + i1 * v1
                     sign = (i0 & negates) << 63
-                    if t1 == 1:
+                    added = 0
+                    if t1 == 1 and scratch[_DEPTH] == 2:
+                        added = _add_wide_rows(
+                            x, item, s1, y, other, v1, sign, rows, columns, scratch
+                        )
+                    elif t1 == 1:
                         added = _add_rows(x, item, s1, y, other, v1, sign, rows, columns, scratch)
-                    else:
+                    elif scratch[_DEPTH] == 1:
                         added = _add_rows_of_parts(
                             x, item, s1, y, other, v1, sign, rows, columns, scratch
                         )
@@ -588,6 +652,8 @@ def _add_columns(
                     scratch, deep, columns, lanes, is_narrow, words, base, is_clear, count
                 )
                 count = rows if count > MOST_ITEMS else count
+                if wanted == 3 and scratch[_DEPTH] > 1:
+                    return _fall_short(out, k0 * k1)
             if is_clear:
                 half = lanes // 2
                 while half >= columns:
@@ -623,10 +689,11 @@ def _add_levels_of(scratch: Any, count: int, first: float, second: float) -> Any
     high = low = left = np.int64(0)
     for i in range(count):
         above, below, rest = split(double_of(scratch[CHUNK + i]), first, second)
+        scratch[CHUNK + i] = rest
         high += above
         low += below
         left |= rest
-    return high, low, left
+    return high, low, left & MAGNITUDE
 
 
 @loop
@@ -708,6 +775,8 @@ def _add_lines(
     if are_parts:  # both at once
         n0, n, s1, v1, start = 1, 2 * n, 1, 1, min(v0, 0)
     guess = np.int64(_LOWEST)
+    beyond = np.int64(0)  # what two levels have left last
+    scratch[_DEPTH] = 1
     lane = 0  # of this sum; those below have all of theirs
     for to in range(k0 * k1):
         at, by = to // k1 * t0 + to % k1 * t1, start + to // k1 * u0 + to % k1 * u1
@@ -730,7 +799,7 @@ def _add_lines(
                 level = guess if total == count else exponent
                 left, largest = np.int64(1), np.int64(0)
                 one, two = level + FIRST, level + SECOND
-                if level > _LOWEST and not is_narrow and s1 == v1 == 1:
+                if level > _LOWEST and not is_narrow and not beyond and s1 == v1 == 1:
                     if y is not None and are_parts and v0 > 0:
                         high, low, left, largest = _add_pairs(
                             x, item, y, other, sign, count, double_of(one), double_of(two)
@@ -760,33 +829,44 @@ def _add_lines(
                         x, item, s1, y, other, v1, sign, scratch, CHUNK, 1, count
                     )
                 largest &= FIELD
-                is_huge = largest > _HUGE
                 if total > count and largest > exponent:
                     is_clear = _move_lane(scratch, lane, words, base, is_clear)
                     total = count
+                if largest > _HUGE:
+                    is_clear = _move_lane(scratch, lane, words, base, is_clear)
+                    _take_huge(scratch, count, 1, 1, words, base)
+                    largest = np.int64(0)
+                    for i in range(count):
+                        largest = max(largest, scratch[CHUNK + i] & FIELD)
+                if largest > exponent:
+                    exponent = largest + ahead
+                    scratch[EXPONENT + lane] = exponent
+                    guess = exponent + _EXPONENT_MARGIN
+                one, two = exponent + FIRST, exponent + SECOND
                 left = np.int64(1)
-                if not is_huge:
-                    if largest > exponent:
-                        exponent = largest + ahead
-                        scratch[EXPONENT + lane] = exponent
-                        guess = exponent + _EXPONENT_MARGIN
-                    one, two = exponent + FIRST, exponent + SECOND
-                    if is_narrow:
-                        high, left = _add_high_of(scratch, count, double_of(one))
-                        left &= MAGNITUDE
-                        low = count * two
-                    if left:
-                        high, low, left = _add_levels_of(
-                            scratch, count, double_of(one), double_of(two)
-                        )
-                        left &= MAGNITUDE
-                    scratch[HIGH + lane] += high - count * one
-                    scratch[LOW + lane] += low - count * two
+                if is_narrow:
+                    high, left = _add_high_of(scratch, count, double_of(one))
+                    left &= MAGNITUDE
+                    low = count * two
                 if left:
-                    if is_clear:
-                        clear(words, base, 1)
-                        is_clear = 0
-                    _add_rest(scratch, 0, 1, count, 0 if is_huge else exponent, words, base)
+                    high, low, left = _add_levels_of(scratch, count, double_of(one), double_of(two))
+                scratch[HIGH + lane] += high - count * one
+                scratch[LOW + lane] += low - count * two
+                beyond = left
+                if left and wanted == 3:
+                    return _fall_short(out, k0 * k1)
+                if left and is_clear:
+                    clear(words, base, 1)
+                    is_clear = 0
+                level = exponent
+                while left:
+                    level = _below(level, 1)
+                    if level > _LOWEST and largest <= _below(level, 1):
+                        continue
+                    one, two = level + FIRST, level + SECOND
+                    high, low, left = _add_levels_of(scratch, count, double_of(one), double_of(two))
+                    add_shifted(words, base, (level >> 52) + 2, high - count * one)
+                    add_shifted(words, base, (level >> 52) + 2 - LEVEL, low - count * two)
         if not is_clear:
             _add_lane(scratch, lane, words, base)
             if wanted:

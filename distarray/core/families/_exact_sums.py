@@ -72,7 +72,7 @@ does not hold it."""
 _LEVEL: Final = 51
 _LOWEST, _HIGHEST, _FIELDS, _MISFIT, _FIELD_BITS = 49, 2000, 2047, 2048, 12
 """Of short states, as in `comm/kernels/_exact_digits`."""
-_SCRATCH: Final = 30760
+_SCRATCH: Final = 42640
 """Words of its scratch memory."""
 _PYTHON_ITEMS: Final = 128
 """Items of a sum that Python's library adds up in less time than it takes to call a kernel."""
