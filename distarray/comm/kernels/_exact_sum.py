@@ -4,11 +4,12 @@ Every sum has a lane of two integers, the levels of `core/families/_exact_sums`:
 2**50 and 2**101 below a power of two that no item so far exceeds. Items come in chunks, rows of
 items of different sums that stay in a cache: the largest magnitude of each lane first, then both
 levels in one loop, which the processor's vectors take. Where an item exceeds all before, what the
-lane has goes into the digits of a fixed-point number; so does what both levels leave of items far
-smaller than the largest, and all of a chunk, one item after the other, where some are huge or not
-finite. Where there are no digits the integers are rounded at once. Mostly no item needs other
-levels than those before it: so it is tried first whether both levels of these leave nothing, with
-items where they lie.
+lane has goes into the digits of a fixed-point number; so do items, one after the other, that are
+huge or not finite. What both levels leave of items far smaller than the largest goes to as many
+further pairs of levels as it needs, as to add an item to digits takes as long as ten pairs. Where
+there are no digits the integers are rounded at once. Mostly no item needs other levels than those
+before it: so it is tried first whether these leave nothing, with items where they lie. Short states
+have two levels: where these leave something the kernel stops and says so.
 
 A chunk is copied to scratch memory first, so that one loop serves items that lie in any way; of few
 sums several rows are one, whose lanes are merged at the end. Where the items of one sum lie side by
@@ -334,34 +335,39 @@ def _find_largest(scratch: Any, rows: int, lanes: int) -> None:
 
 
 @loop
-def _add_high(scratch: Any, rows: int, lanes: int) -> None:
-    """Add up the first level of each lane, and see what is left."""
-    for lane in range(lanes):
-        scratch[HIGH + lane] -= rows * (scratch[EXPONENT + lane] + FIRST)
-        scratch[_LEFT + lane] = 0
-    for at in range(CHUNK, CHUNK + rows * lanes, 4 * lanes):
-        for lane in range(lanes):
-            first = double_of(scratch[EXPONENT + lane] + FIRST)
-            high, left = scratch[HIGH + lane], scratch[_LEFT + lane]
-            for i in range(4):
-                item = double_of(scratch[at + i * lanes + lane])
-                above = item + first
-                high += bits_of(above)
-                left |= bits_of(item - (above - first))
-            scratch[HIGH + lane], scratch[_LEFT + lane] = high, left
-
-
-@loop
 def _below(exponent: int, pair: int) -> Any:
     """Return the exponent of a pair of levels of a lane that has one."""
     return max(exponent - pair * (2 * LEVEL << 52), _LOWEST)
 
 
 @loop
-def _add_pair(scratch: Any, rows: int, lanes: int, pair: int, mask: int) -> None:
+def _add_levels(scratch: Any, rows: int, lanes: int) -> None:
+    """Add up both levels of each lane, and see what is left."""
+    for lane in range(lanes):
+        scratch[HIGH + lane] -= rows * (scratch[EXPONENT + lane] + FIRST)
+        scratch[LOW + lane] -= rows * (scratch[EXPONENT + lane] + SECOND)
+        scratch[_LEFT + lane] = 0
+    for at in range(CHUNK, CHUNK + rows * lanes, 4 * lanes):
+        for lane in range(lanes):
+            first = double_of(scratch[EXPONENT + lane] + FIRST)
+            second = double_of(scratch[EXPONENT + lane] + SECOND)
+            high, low = scratch[HIGH + lane], scratch[LOW + lane]
+            left = scratch[_LEFT + lane]
+            for i in range(4):
+                item = double_of(scratch[at + i * lanes + lane])
+                above, below, rest = split(item, first, second)
+                high += above
+                low += below
+                left |= rest
+            scratch[HIGH + lane], scratch[LOW + lane] = high, low
+            scratch[_LEFT + lane] = left
+
+
+@loop
+def _take_levels(scratch: Any, rows: int, lanes: int, pair: int) -> None:
     """Add up a pair of levels of each lane, and leave the rest of each item in its place.
 
-    The mask is -1, or 0 where the first of them has been added up before.
+    The first pair has been added up before.
     """
     for lane in range(lanes):
         exponent = _below(scratch[EXPONENT + lane], pair)
@@ -372,19 +378,17 @@ def _add_pair(scratch: Any, rows: int, lanes: int, pair: int, mask: int) -> None
     for at in range(CHUNK, CHUNK + rows * lanes, lanes):  # one row, as LLVM compares few places
         for lane in range(lanes):
             exponent = scratch[_NEW_EXPONENT + lane]
-            above, below, rest = split(
-                double_of(scratch[at + lane]),
-                double_of(exponent + FIRST),
-                double_of(exponent + SECOND),
-            )
+            first, second = double_of(exponent + FIRST), double_of(exponent + SECOND)
+            above, below, rest = split(double_of(scratch[at + lane]), first, second)
             scratch[at + lane] = rest
             scratch[_NEW + lane] += above
             scratch[_NEW + _STRIDE + lane] += below
             scratch[_LEFT + lane] |= rest
     to = HIGH + 2 * pair * _STRIDE
-    for lane in range(lanes):
-        scratch[to + lane] += scratch[_NEW + lane] & mask
-        scratch[to + _STRIDE + lane] += scratch[_NEW + _STRIDE + lane]
+    if pair:
+        for lane in range(lanes):
+            scratch[to + lane] += scratch[_NEW + lane]
+            scratch[to + _STRIDE + lane] += scratch[_NEW + _STRIDE + lane]
 
 
 @loop
@@ -396,9 +400,9 @@ def _left_of(scratch: Any, lanes: int) -> Any:
 
 
 @loop
-def _add_rest(scratch: Any, rows: int, lanes: int) -> None:
-    """Add up further pairs of levels until nothing is left."""
-    pair = 1
+def _add_further_levels(scratch: Any, rows: int, lanes: int) -> None:
+    """Add up what both levels leave, by as many pairs of levels as leave nothing."""
+    pair = 0
     while _left_of(scratch, lanes):
         if pair == scratch[_DEPTH]:
             scratch[_DEPTH] += 1
@@ -409,7 +413,7 @@ def _add_rest(scratch: Any, rows: int, lanes: int) -> None:
             below = _below(scratch[EXPONENT + lane], pair + 1)
             beyond |= np.int64(scratch[_LARGEST + lane] > below)
         if beyond:  # else the next pair holds all of it
-            _add_pair(scratch, rows, lanes, pair, -1)
+            _take_levels(scratch, rows, lanes, pair)
         pair += 1
 
 
@@ -464,8 +468,8 @@ def _find_exponents(scratch: Any, columns: int, lanes: int) -> Any:
 
 @loop
 def _add_chunk(
-    scratch: Any, rows: int, columns: int, lanes: int, is_narrow: int, words: Any, base: int,
-    is_clear: int, count: int,
+    scratch: Any, rows: int, columns: int, lanes: int, words: Any, base: int, is_clear: int,
+    count: int,
 ) -> int:  # fmt: skip
     """Add rows of items to their lanes; return whether no words were needed so far, and clear."""
     _find_largest(scratch, rows, lanes)
@@ -487,13 +491,8 @@ def _add_chunk(
     for lane in range(lanes):
         exponent, largest = scratch[EXPONENT + lane], scratch[_LARGEST + lane]
         scratch[EXPONENT + lane] = largest + margin if largest > exponent else exponent
-    left = np.int64(0)
-    if is_narrow:
-        _add_high(scratch, rows, lanes)
-        left = _left_of(scratch, lanes)
-    if left or not is_narrow:
-        _add_pair(scratch, rows, lanes, 0, 0 if is_narrow else -1)
-        _add_rest(scratch, rows, lanes)
+    _add_levels(scratch, rows, lanes)
+    _add_further_levels(scratch, rows, lanes)
     if scratch[_DEPTH] > depth == 1:
         if is_clear:
             clear(words, base, columns)
@@ -580,8 +579,7 @@ def _fall_short(out: Any, count: int) -> Any:
 @loop
 def _add_columns(
     x: Any, y: Any, negates: int, k0: int, t0: int, u0: int, k1: int, t1: int, u1: int,
-    n0: int, s0: int, v0: int, n1: int, s1: int, v1: int,
-    is_narrow: int, scratch: Any, out: Any, wanted: int,
+    n0: int, s0: int, v0: int, n1: int, s1: int, v1: int, scratch: Any, out: Any, wanted: int,
 ) -> Any:  # fmt: skip
     """Add up items of several sums at a time."""
     n = n0 * n1
@@ -648,9 +646,7 @@ def _add_columns(
                 for j in range(CHUNK + rows * columns, CHUNK + deep * lanes):
                     scratch[j] = 0
                 count += rows
-                is_clear = _add_chunk(
-                    scratch, deep, columns, lanes, is_narrow, words, base, is_clear, count
-                )
+                is_clear = _add_chunk(scratch, deep, columns, lanes, words, base, is_clear, count)
                 count = rows if count > MOST_ITEMS else count
                 if wanted == 3 and scratch[_DEPTH] > 1:
                     return _fall_short(out, k0 * k1)
@@ -671,17 +667,6 @@ def _add_columns(
 
 
 # --- lines ---------------------------------------------------------------------------------------
-
-
-@loop
-def _add_high_of(scratch: Any, count: int, first: float) -> Any:
-    high = left = np.int64(0)
-    for i in range(count):
-        item = double_of(scratch[CHUNK + i])
-        above = item + first
-        high += bits_of(above)
-        left |= bits_of(item - (above - first))
-    return high, left
 
 
 @loop
@@ -763,8 +748,7 @@ def _move_lane(scratch: Any, lane: int, words: Any, base: int, is_clear: int) ->
 @loop
 def _add_lines(
     x: Any, y: Any, negates: int, k0: int, t0: int, u0: int, k1: int, t1: int, u1: int,
-    n0: int, s0: int, v0: int, n: int, s1: int, v1: int,
-    is_narrow: int, scratch: Any, out: Any, wanted: int,
+    n0: int, s0: int, v0: int, n: int, s1: int, v1: int, scratch: Any, out: Any, wanted: int,
 ) -> Any:  # fmt: skip
     """Add up items of one sum after the other."""
     words = scratch if wanted else out
@@ -799,7 +783,7 @@ def _add_lines(
                 level = guess if total == count else exponent
                 left, largest = np.int64(1), np.int64(0)
                 one, two = level + FIRST, level + SECOND
-                if level > _LOWEST and not is_narrow and not beyond and s1 == v1 == 1:
+                if level > _LOWEST and not beyond and s1 == v1 == 1:
                     if y is not None and are_parts and v0 > 0:
                         high, low, left, largest = _add_pairs(
                             x, item, y, other, sign, count, double_of(one), double_of(two)
@@ -843,13 +827,7 @@ def _add_lines(
                     scratch[EXPONENT + lane] = exponent
                     guess = exponent + _EXPONENT_MARGIN
                 one, two = exponent + FIRST, exponent + SECOND
-                left = np.int64(1)
-                if is_narrow:
-                    high, left = _add_high_of(scratch, count, double_of(one))
-                    left &= MAGNITUDE
-                    low = count * two
-                if left:
-                    high, low, left = _add_levels_of(scratch, count, double_of(one), double_of(two))
+                high, low, left = _add_levels_of(scratch, count, double_of(one), double_of(two))
                 scratch[HIGH + lane] += high - count * one
                 scratch[LOW + lane] += low - count * two
                 beyond = left
@@ -886,16 +864,13 @@ _RESULT: Final = "CPointer(int64), CPointer(int64), int64"
 
 
 def _source(add: Any, kind: str, multiplies: bool) -> Source:
-    # One level is enough for float32, but where items differ by 2**26, and not for products.
-    is_narrow = 1 if kind == "f4" and not multiplies else 0
-
     def run(
         x: Any, y: Any, negates: int, k0: int, t0: int, u0: int, k1: int, t1: int, u1: int,
         n0: int, s0: int, v0: int, n1: int, s1: int, v1: int, scratch: Any, out: Any, wanted: int,
     ) -> int:  # fmt: skip
         told: int = add(
             x, y if multiplies else None, negates, k0, t0, u0, k1, t1, u1, n0, s0, v0, n1, s1, v1,
-            is_narrow, scratch, out, wanted,
+            scratch, out, wanted,
         )  # fmt: skip
         return told
 

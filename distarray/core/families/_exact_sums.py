@@ -117,7 +117,7 @@ def shorten(items: Items, axes: tuple[int, ...]) -> Buffer:
     """Return the exact sums of items over axes as short states, along a last axis of two words.
 
     They hold sums of 114 bits: of items that are not much farther apart than 2**45. Others say that
-    they hold nothing.
+    they hold nothing; a kernel stops where it finds such items, and all of them say so.
     """
     return _find(items, axes, WANT_SHORT)
 
@@ -549,7 +549,7 @@ _of_thread = threading.local()
 
 
 def scratch_of_thread() -> int:
-    """Return where the kernels' scratch memory lies, 240 KB that each thread keeps.
+    """Return where the kernels' scratch memory lies, 340 KB that each thread keeps.
 
     To lease it for each call takes longer than to add up a few items.
     """
