@@ -92,6 +92,7 @@ _DEPTH: Final = _LEFT + WIDEST
 _NEW_EXPONENT: Final = _LEFT + _STRIDE
 _NEW: Final = _LEFT + 2 * _STRIDE
 CHUNK: Final = _LEFT + 6 * _STRIDE
+_TURNED: Final = CHUNK + _LINE
 _SUMS: Final = CHUNK + _ITEMS + 4 * WIDEST
 SCRATCH: Final = _SUMS + WIDEST * WORDS
 """Words of scratch memory."""
@@ -222,8 +223,8 @@ def _round_states(
 def _bits_of(x: Any, at: int, y: Any, by: int, sign: int) -> Any:
     """Return the bits of an item, or of a product, which the sign bit negates."""
     if y is None:
-        return bits_of(float(x[at]))
-    return bits_of(np.float64(x[at]) * np.float64(y[by])) ^ sign
+        return bits_of(double_of(x[at]))
+    return bits_of(double_of(x[at]) * double_of(y[by])) ^ sign
 
 
 def _fetching(step: int) -> Any:
@@ -697,43 +698,22 @@ def _add_directly(
     return high, low, left & MAGNITUDE, largest & FIELD
 
 
-def _adding_pairs(turn: int) -> Any:
-    """Return the loops that do the same with products of parts, and that bring these to scratch.
+def _bringing(turn: int) -> Any:
+    """Return the loop that brings parts by which others are multiplied, the second ones negated.
 
-    Each is multiplied by the same part of another number, or by the other one if `turn` is 1.
+    With `turn` of 1 those of each number change places.
     """
 
     @loop
-    def add(
-        x: Any, at: int, y: Any, by: int, sign: int, count: int, first: float, second: float
-    ) -> Any:
-        high = low = left = largest = np.int64(0)
+    def bring(y: Any, by: int, sign: int, scratch: Any, count: int) -> None:
         for i in range(0, count, 2):
-            one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + turn]))
-            other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i + 1 - turn])) ^ sign
-            largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
-            for bits in (one, other):
-                above, below, rest = split(double_of(bits), first, second)
-                high += above
-                low += below
-                left |= rest
-        return high, low, left & MAGNITUDE, largest & FIELD
+            scratch[_TURNED + i] = bits_of(double_of(y[by + i + turn]))
+            scratch[_TURNED + i + 1] = bits_of(double_of(y[by + i + 1 - turn])) ^ sign
 
-    @loop
-    def fetch(x: Any, at: int, y: Any, by: int, sign: int, scratch: Any, count: int) -> Any:
-        largest = np.int64(0)
-        for i in range(0, count, 2):
-            one = bits_of(np.float64(x[at + i]) * np.float64(y[by + i + turn]))
-            other = bits_of(np.float64(x[at + i + 1]) * np.float64(y[by + i + 1 - turn])) ^ sign
-            scratch[CHUNK + i], scratch[CHUNK + i + 1] = one, other
-            largest = max(largest, one & MAGNITUDE, other & MAGNITUDE)
-        return largest
-
-    return add, fetch
+    return bring
 
 
-_add_pairs, _fetch_pairs = _adding_pairs(0)
-_add_crosswise, _fetch_crosswise = _adding_pairs(1)
+_bring, _bring_turned = _bringing(0), _bringing(1)
 
 
 @loop
@@ -783,14 +763,15 @@ def _add_lines(
                 level = guess if total == count else exponent
                 left, largest = np.int64(1), np.int64(0)
                 one, two = level + FIRST, level + SECOND
+                if y is not None and are_parts and (to == 0 or u0 | u1 or n > _LINE):
+                    if v0 > 0:
+                        _bring(y, other, sign, scratch, count)
+                    else:
+                        _bring_turned(y, other, sign, scratch, count)
                 if level > _LOWEST and not beyond and s1 == v1 == 1:
-                    if y is not None and are_parts and v0 > 0:
-                        high, low, left, largest = _add_pairs(
-                            x, item, y, other, sign, count, double_of(one), double_of(two)
-                        )
-                    elif y is not None and are_parts:
-                        high, low, left, largest = _add_crosswise(
-                            x, item, y, other, sign, count, double_of(one), double_of(two)
+                    if y is not None and are_parts:
+                        high, low, left, largest = _add_directly(
+                            x, item, scratch, _TURNED, 0, count, double_of(one), double_of(two)
                         )
                     else:
                         high, low, left, largest = _add_directly(
@@ -802,10 +783,8 @@ def _add_lines(
                     scratch[HIGH + lane] += high - count * one
                     scratch[LOW + lane] += low - count * two
                     continue
-                if y is not None and are_parts and v0 > 0:
-                    largest = _fetch_pairs(x, item, y, other, sign, scratch, count)
-                elif y is not None and are_parts:
-                    largest = _fetch_crosswise(x, item, y, other, sign, scratch, count)
+                if y is not None and are_parts:
+                    largest = _fetch(x, item, scratch, _TURNED, 0, scratch, CHUNK, count)
                 elif s1 == v1 == 1:
                     largest = _fetch(x, item, y, other, sign, scratch, CHUNK, count)
                 else:

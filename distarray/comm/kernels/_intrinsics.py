@@ -198,9 +198,12 @@ def bits_of(typing: Any, double: Any) -> Any:
 
 @intrinsic
 def double_of(typing: Any, bits: Any) -> Any:
-    """Return the float64 of these bits."""
+    """Return the float64 of these bits, or of a number of floating point."""
+    given = bits if isinstance(bits, types.Float) else types.int64
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if given is types.float32:
+            return builder.fpext(args[0], ir.DoubleType())
         return builder.bitcast(args[0], ir.DoubleType())
 
-    return types.float64(types.int64), generate
+    return types.float64(given), generate
