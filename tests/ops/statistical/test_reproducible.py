@@ -185,6 +185,54 @@ def test_sums_of_blocks_that_lie_in_any_way_are_exact(kind: str, dtype: str) -> 
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("spread", [45, 60, 110, 220, 500, 1950])
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.host_only
+def test_items_any_number_of_powers_of_two_apart_are_added_up_exactly(
+    spread: int, dtype: str
+) -> None:
+    rng = np.random.default_rng(spread)
+    for shape, axis in (((500, 40), 0), ((3, 5000), 1), ((2100, 3), 0), ((300, 7), 1)):
+        exponents = rng.integers(-spread, 1, shape) + min(900, spread // 2)
+        with np.errstate(over="ignore", under="ignore"):
+            x = np.ldexp(rng.standard_normal(shape), exponents).astype(dtype)
+        x[~np.isfinite(x)] = -1.5
+        for order in (x, np.sort(x, axis), -np.sort(-abs(x), axis)):
+            expected = sums(order.astype(np.float64), (axis,))
+            with np.errstate(over="ignore"):
+                found = da.sum(order, axis, dtype=np.float64, reproducible=True)
+            assert found.tobytes() == expected.tobytes()
+            items = _exact_items.items_of(order)
+            words = _exact_sums.add_up(items, (axis,)).reshape(-1, _exact_sums.WORDS)
+            plain = _exact_sums._find_by_tiles(items, (axis,), _exact_sums.WANT_WORDS)
+            digits = [
+                _exact_sums._carry(one.reshape(words.shape)[:, : _exact_sums.DIGITS].T)
+                for one in (words, plain)
+            ]
+            assert (digits[0] == digits[1]).all()
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", ["c16", "c8"])
+@pytest.mark.host_only
+def test_complex_sums_over_lines_of_any_length_are_exact(dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    real = np.empty(0, dtype).real.dtype
+    for count in (1, 2, 7, 8, 63, 64, 127, 128, 300):
+        x = (rng.standard_normal((2, 3, 21, count, 2)) @ [1, 1j]).astype(dtype)
+        x[0, 1, 2, 0] = complex(1e30, -np.inf)
+        for axes in ((3,), (2, 3), (1, 3), (0, 2)):
+            parts = [
+                sums(np.where(np.isfinite(part), part, 0).astype(np.float64), axes, real)
+                for part in (x.real, x.imag)
+            ]
+            parts[1][np.isinf(x.imag).any(axes)] = -np.inf
+            found = da.sum(x, axes, reproducible=True)
+            np.testing.assert_array_equal(found.real, parts[0])
+            np.testing.assert_array_equal(found.imag, parts[1])
+
+
+@pytest.mark.usefixtures("way")
 def test_one_item_that_is_special_leaves_the_other_sums_alone() -> None:
     for shape, axis in (((90, 70), 0), ((90, 70), 1), ((300, 9), 0), ((70, 9), 1)):
         x = np.random.default_rng(3).standard_normal(shape)
@@ -234,7 +282,7 @@ def test_products_of_lines_are_added_up_where_they_lie(kind: str, way: None) -> 
 def test_products_are_added_up_wherever_both_factors_lie(kind: str, dtype: str) -> None:
     rng = np.random.default_rng(5)
     real = np.empty(0, dtype).real.dtype
-    for shape in ((3, 2500), (2500, 3), (70, 300), (5, 9)):
+    for shape in ((3, 2500), (2500, 3), (70, 300), (5, 9), (9, 7), (33, 8)):
         x, y = rng.standard_normal((2, *shape))
         if kind != "alike":
             x *= 10.0 ** (
@@ -455,8 +503,9 @@ def test_short_states_hold_sums_or_say_that_they_do_not(
     is_near = kind not in ("wide", "huge", "anything")
     assert fits.all() == held.all() == is_near
     assert held[36:].all()
-    for some in (whole, whole & (np.arange(3) == 1), whole & False):
-        states = np.where(some[:, None, None], *short)
+    assert (whole == fits.any(1)).all()
+    for taken in (whole, whole & (np.arange(3) == 1), whole & False):
+        states = np.where(taken[:, None, None], *short)
         np.testing.assert_array_equal((states[..., 1] != _exact_sums._MISFIT).all(0), held)
         some = np.ascontiguousarray(states[:, held].reshape(len(states), -1))
         for dtype in (np.dtype(np.float64), np.dtype(np.float32)):
