@@ -246,10 +246,9 @@ MUTANTS = (
     Mutant(
         "blocks gathered between nodes are set in the wrong place",
         "redistribute/_messages.py",
-        "(place, part) for part, place in _parts(recv, places, counts)",
-        "(place, part) for part, place in _parts(recv, places, counts[::-1])",
-        ("mpi/test_redistribute.py",),
-        3,
+        "_parts(recv, places, counts)",
+        "_parts(recv, [(-peer, place) for peer, place in places], counts)",
+        ("redistribute/test_messages.py",),
     ),
     Mutant(
         "operands of a join are given back before all have read them",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import distarray as da
 from distarray.redistribute._messages import Span, buffers, find_rooms, span_of
 from distarray.redistribute._schedule import slab
+from distarray.testing import simulate
 
 N, ROUNDS = 96, 12
 
@@ -72,3 +74,14 @@ def test_there_is_no_room_where_all_is_needed() -> None:
     (rooms,) = find_rooms((block, out), [([(0, 8)], [(0, 6)])], ([], []), 0, [(2, 3)])
     assert rooms == [(1, (6, 8)), None]
     assert buffers((block, out), rooms)[1] is None
+
+
+@pytest.mark.parametrize("columns", [9, 8])
+def test_blocks_gathered_between_nodes_lie_where_they_belong(columns: int) -> None:
+    value = np.arange(5000.0 * columns).reshape(5000, columns)
+
+    def program() -> None:
+        x = da.distribute_array(value, placements=[da.Shard(1)])
+        np.testing.assert_array_equal(x.redistribute([da.Replicate()]).to_local(), value)
+
+    simulate(3, program, ranks_per_node=1)
