@@ -188,7 +188,9 @@ class Following(Pausing):
             result = draw(call)
         else:
             try:
-                result = call.function(*call.args, **call.kwargs)
+                # Of some pools torch fails backward alone.
+                pooled = _of_one_item(call) if "_pool" in call.rule.name else None
+                result = call.function(*call.args, **call.kwargs) if pooled is None else pooled
             except (RuntimeError, ValueError, IndexError) as error:
                 worked = worked or _describe_lost(call)
                 if worked is not None:
@@ -384,8 +386,10 @@ def _of_one_item(call: Call) -> Any:
     Pools and the like take no image without channels, though they work along other axes. Of one
     channel they tell what there would be, and none of that is taken. None where that is not so.
     """
-    one = call.operands[0]
-    if call.rule.works is None or call.rule.follows is None or not one.is_cut or one.placed is None:
+    one = next(iter(call.operands), None)
+    if one is None or not one.is_cut or one.placed is None:
+        return None
+    if call.rule.works is None or call.rule.follows is None:
         return None
     layout = one.placed.layout
     empty = [axis for axis in cut_axes(layout) if not one.x.shape[axis]]

@@ -209,6 +209,7 @@ OF_IMAGES = {
     "mean": nn.AvgPool2d(2),
     "powers": nn.LPPool2d(2, 2),
     "adaptive": nn.AdaptiveMaxPool2d(2),
+    "adaptive mean": nn.AdaptiveAvgPool2d(2),
     "larger": nn.Upsample(scale_factor=2, mode="bilinear"),
     "edges": nn.ReflectionPad2d(1),
     "places": Unpooled(),
