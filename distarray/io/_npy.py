@@ -135,7 +135,7 @@ def load(
     -----
     Distribution: nothing is sent where blocks are rows. Where a process would read many short
     stretches, as of columns, the ranks read other parts, each byte of the file once, and
-    redistribute them (see `distarray.checkpoint.load`). Memory: the block, and as much again then.
+    redistribute them (see `distarray.checkpoint.load`). Memory: the block, and twice as much then.
 
     Examples
     --------

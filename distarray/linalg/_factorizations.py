@@ -109,7 +109,7 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     A single matrix that is larger is factorized where it is distributed, in tiles of a block-cyclic
     distribution, right-looking (Choi, Dongarra et al. 1996): on p processes each receives about
     n^2 / sqrt(p) items of panels, and its tiles twice. Peak memory: three blocks and two panels of
-    256 columns.
+    256 columns; where processes cannot share the rows in tiles evenly up to half as much again.
 
     Examples
     --------

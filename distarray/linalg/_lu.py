@@ -318,7 +318,7 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: Any = 0) -> Any:
     Notes
     -----
     Distribution: as for `solve_triangular`, twice; rows of `b` are brought to the order of the
-    pivots, or those of the result from it. Peak memory: six blocks, of the
+    pivots, or those of the result from it. Peak memory: seven blocks, of the
     larger operand.
 
     Examples

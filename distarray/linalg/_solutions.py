@@ -218,8 +218,9 @@ def solve(x1: Any, x2: Any, /) -> Any:
     eliminated where it is distributed, in tiles of a block-cyclic distribution, with pivots that a
     tournament finds (CALU: Grigori, Demmel, Xiang 2011), which may grow a little more than those of
     partial pivoting. On p processes each receives about 3 n^2 / (2 sqrt(p)) items of panels, of
-    right-hand sides twice n / sqrt(p) for each, and its tiles twice. Peak memory: five blocks, of
-    the larger operand, and two panels of 256 columns.
+    right-hand sides twice n / sqrt(p) for each, and its tiles twice. Peak memory: five and a half
+    blocks, of the larger operand, and two panels of 256 columns; where processes cannot share the
+    rows in tiles evenly up to half as much again.
 
     Examples
     --------

@@ -172,8 +172,8 @@ def solve_triangular(
     Distribution: as for `inv`, of both arrays. A single matrix of more than 8 MiB that is cut stays
     distributed, in tiles of a block-cyclic distribution (Choi, Dongarra et al. 1996). On p
     processes each receives about n^2 / (2 sqrt(p)) items of panels, n / sqrt(p) for each right-hand
-    side, and its tiles. Peak memory: four blocks, of the larger operand, and two panels of 256
-    columns.
+    side, and its tiles. Peak memory: five blocks, of the larger operand, and two panels of 256
+    columns; where processes cannot share the rows in tiles evenly up to half as much again.
 
     Examples
     --------

@@ -150,7 +150,7 @@ def interp(
     -----
     Distribution: nothing is sent where every process has the points; up to 64 KiB of those that are
     cut are gathered. Of more, each item asks the owners for its place and the two points beside it
-    (see `searchsorted` and `take`), which takes memory for seven arrays like `x`. Partial operands
+    (see `searchsorted` and `take`), which takes memory for eight arrays like `x`. Partial operands
     are reduced first. On GPUs NumPy looks up on the host.
 
     Examples
