@@ -475,6 +475,8 @@ def _histogram_of_points(
     if has_rows:
         coordinates = list(parts)
         count = parts[0].shape[1]
+        if not count:
+            raise ShapeError(f"{name} of points without coordinates, of shape {parts[0].shape}")
     else:
         length = next(x.shape for x in parts if isinstance(x, BaseArray))
         if len(length) != 1:

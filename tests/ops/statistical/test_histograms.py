@@ -174,6 +174,18 @@ def test_points_are_brought_together_and_not_to_every_process() -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_points_without_coordinates_are_refused(rows: int) -> None:
+    with pytest.raises(ValueError, match="depth"):
+        np.histogramdd(np.zeros((rows, 0)))
+
+    def program() -> None:
+        with pytest.raises(ShapeError, match="without coordinates"):
+            da.histogramdd(da.zeros((rows, 0)))
+
+    on_ranks(program)
+
+
 @pytest.fixture(scope="module", params=["counted by all", "counted by owners"])
 def spread(request: pytest.FixtureRequest) -> Iterator[str]:
     reset()
