@@ -48,7 +48,8 @@ for name, shape, kwargs, dtype, placed in transforms + primes:
         assert before >= x.to_local().nbytes and after >= y.to_local().nbytes
         block = MPI.COMM_WORLD.allreduce(max(before, after), MPI.MAX)  # 65 items for four ranks
         peak = (da.memory.stats().peak - idle) / block
-        most = 3.6 if prime in (x.size, y.size) else 3.02
+        # In between two processes share 65 of real lines, and memory is rounded up by 1/32.
+        most = 3.6 if prime in (x.size, y.size) else 3.1 if set(name) & {"r", "h"} else 3.02
         assert peak < most, (name, shape, grid, cut, peak)
         del x, y
 print("three blocks")
