@@ -146,7 +146,7 @@ def test_a_move_remembers_the_module_of_its_own_call():
         with moving_for(""):
             assert current() is None
         assert current() is outer
-        assert outer.reversed.reversed is outer
+        assert outer.reversed.reversed == outer
     assert current() is None
 
 
