@@ -4,7 +4,7 @@ In examples of docstrings `da` is `distarray`, `dt` this module, `nn` `torch.nn`
 `torch.nn.functional`.
 """
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook as _before_step
+import torch.optim.optimizer as _optimizer
 
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._halo import halo
@@ -52,8 +52,8 @@ from distarray.torch.training import check_optimizer as _check_optimizer
 from distarray.torch.training import watch_initialisers as _watch_initialisers
 
 _register_all()
-_before_step(_check_optimizer)
-_before_step(_check_step)
+for _check in (_check_optimizer, _check_step):
+    _optimizer.register_optimizer_step_pre_hook(_check)
 _watch_initialisers()
 _watch_checkpoints()
 
