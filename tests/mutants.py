@@ -969,7 +969,7 @@ MUTANTS = (
     Mutant(
         "ranks that make different calls do not hear of it",
         "comm/_agreement.py",
-        "    if len(set(calls)) > 1:",
+        "    if calls.count(what) < len(calls):",
         "    if False:",
         ("array/test_convert.py", "torch/parallel/test_parallelize_agreement.py"),
     ),
@@ -1734,15 +1734,22 @@ MUTANTS = (
     Mutant(
         "a replicated tensor beside shards keeps a part of its gradient",
         "torch/following/_gradients.py",
-        "    lines, replicated = _lines(source.layout)\n    return [i",
-        "    lines, replicated = _lines(source.layout)\n    return [] and [i",
+        "    lines, replicated = lines_of(source.layout)\n    return [i",
+        "    lines, replicated = lines_of(source.layout)\n    return [] and [i",
         ("torch/following/test_partial_gradients.py",),
     ),
     Mutant(
         "parts of a gradient are added up a second time further back",
         "torch/_moves.py",
-        "    return to_parts(there.src, back, source.layout, source.partial_grad)",
-        "    return back",
+        "            back = to_parts(there.src, back, source.layout, source.partial_grad)",
+        "            pass",
+        ("torch/following/test_partial_gradients.py",),
+    ),
+    Mutant(
+        "what is placed over one mesh forgets what is known over another",
+        "torch/_layouts.py",
+        "            derived_over.set(tensor, tuple(more))",
+        "            pass",
         ("torch/following/test_partial_gradients.py",),
     ),
     Mutant(
@@ -1905,8 +1912,8 @@ MUTANTS = (
     Mutant(
         "equal items at the end of a block are sought in the next one",
         "ops/searching/_searchsorted.py",
-        "np.searchsorted(last, flat, side)",
-        'np.searchsorted(last, flat, "right")',
+        "np.searchsorted(last, sought, side)",
+        'np.searchsorted(last, sought, "right")',
         ("ops/searching/test_searchsorted.py::test_places_are_those_of_numpy",),
     ),
     Mutant(
@@ -1968,8 +1975,8 @@ MUTANTS = (
     Mutant(
         "the kernel drops what two levels of a line leave",
         "comm/kernels/_exact_sum.py",
-        "                if left:\n                    if is_clear:",
-        "                if is_huge:\n                    if is_clear:",
+        "                while left:\n",
+        "                while False:\n",
         (
             "ops/statistical/test_reproducible.py::test_exact_sums_agree_with_fsum_whoever_adds_up_and_in_any_order",
         ),

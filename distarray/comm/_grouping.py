@@ -168,7 +168,7 @@ def count_numbers(block: np.ndarray, length: int) -> np.ndarray:
 
     usual = block.flags.c_contiguous and block.dtype.isnative and block.dtype.kind in "iu"
     is_long = usual and min(block.nbytes, 8 * length) >= _KERNEL_BYTES
-    job = f"count {kind} {length.bit_length()}"
+    job = f"count {kind} {int(length).bit_length()}"
     _run(is_long, job, block.nbytes, ("count", kind), by_kernel, by_numpy)
     return found
 

@@ -14,7 +14,8 @@ from torch import nn
 from distarray.comm import DeviceMesh, all_gather_checked
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
-from distarray.torch._buffers import check_travels, torch_device
+from distarray.torch import _buffers
+from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import (
     check_described_alike,
@@ -144,7 +145,7 @@ def fully_shard(
     root = modules[0]
     number = max(one for one, _ in told)
     name = f"{state_of(root).path or type(root).__name__} (group {number})"
-    compute = torch_device(mesh.device)
+    compute = _buffers.torch_device(mesh.device)
     if compute.type == "cpu":  # or else where the parameters are
         compute = next((m.parameter.device for m in members if m.parameter.is_cuda), compute)
     with locate_errors(root):

@@ -100,17 +100,27 @@ def test_heads_are_no_classes_even_where_a_rank_has_one():
     simulate(2, program)
 
 
+class _Converting(torch.nn.Linear):
+    """Converts its weight at every call."""
+
+    def forward(self, x):
+        part = F.linear(x, self.weight.to(x.dtype).clone())  # which the style adds up
+        assert known_layout(part) is lost_of(part) is None
+        return part
+
+
 def test_weights_that_are_converted_at_every_call_are_weights():
     def program():
         mesh = da.init_device_mesh((2,))
         x = block_of(mesh, 1)
-        weight = torch.nn.Parameter(block_of(mesh, 1))
-        place(weight, known_layout(x))
-        with dt.loss_parallel():  # what a row-parallel layer does before it adds up
-            part = F.linear(x, weight.to(x.dtype).clone())
-            assert known_layout(part) is lost_of(part) is None
+        layer = _Converting(FULL.shape[1], 3, bias=False)
+        whole = torch.arange(layer.weight.numel()).reshape(layer.weight.shape).float()
+        layer.weight.data = whole.clone()
+        dt.parallelize_module(layer, mesh, dt.RowwiseParallel(own_forward=True))
+        with dt.loss_parallel():
+            torch.testing.assert_close(layer(x.to(whole.dtype)), FULL.to(whole.dtype) @ whole.T)
             with pytest.raises(LayoutError, match="linear inside"):
-                F.linear(x, x)
+                F.linear(x, layer.weight.to(x.dtype))  # outside of the call that adds up
 
     simulate(2, program)
 
