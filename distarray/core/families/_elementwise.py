@@ -257,8 +257,10 @@ def run_row(op: Op, operands: Sequence[Any], masked: bool = False, **options: An
 def _static(op: Op, masked: bool, options: dict[str, Any]) -> tuple[Any, ...]:
     named = tuple([(key, _read_option(op, key, options[key])) for key in sorted(options)])
     # What tells values from others that are equal: 0.0 from -0.0, 1 from True.
-    plain = [isinstance(x, np.dtype) or (x and x.__class__ in _NUMBERS) for _, x in named]
-    spelled = [x.__class__ if a else repr(x) for a, (_, x) in zip(plain, named, strict=True)]
+    spelled = [
+        x.__class__ if isinstance(x, np.dtype) or (x and x.__class__ in _NUMBERS) else repr(x)
+        for _, x in named
+    ]
     return masked, named, tuple(spelled)
 
 
