@@ -20,6 +20,8 @@ _REDISTRIBUTE = "x.redistribute(placements), such as [da.Shard(1)]"
 _LAPACK = "SciPy's on x.full_array(), which gathers; of a stack, by da.map_blocks"
 _OPERATOR = "a function of distributed arrays, for da.linalg.cg and others; see docs/iterative.md"
 _SPARSE = "scipy.sparse for each process's rows, and da.linalg.cg; see docs/iterative.md"
+_SOFTMAX = "e = da.exp(x - x.max(-1, keepdims=True)), and e / e.sum(-1, keepdims=True)"
+_GRADIENTS = "tensors where gradients are needed: dt.to_torch(x), or x.to_local() in torch"
 _METHODS = {
     **dict.fromkeys(("allreduce", "all_reduce", "reduce"), _REDUCE),
     **dict.fromkeys(("gather", "allgather", "all_gather", "full_tensor"), _GATHER),
@@ -44,6 +46,74 @@ _METHODS = {
     **dict.fromkeys(("cpu", "cuda", "to"), "x.to_device('cpu'), or 'cuda'"),
     "groupby": "np.unique(keys, return_inverse=True) and np.bincount; see docs/how-to.md",
     "rolling": "da.map_overlap; see docs/how-to.md",
+    "permute": "da.permute_dims(x, axes), or x.transpose(axes)",
+    "unsqueeze": "da.expand_dims(x, axis=axis), or x[None]",
+    "clone": "x.copy()",
+    "dim": "x.ndim",
+    "at": "x[index] = value; where places repeat np.add.at(x, index, values)",
+    "block_until_ready": "nothing in its place: operations are done when they return",
+    **dict.fromkeys(("float", "double", "half", "int", "long"), "x.astype(dtype)"),
+    **dict.fromkeys(("detach", "backward", "grad", "requires_grad"), _GRADIENTS),
+    **{
+        name: f"da.{name}(x)"
+        for name in (
+            "abs",
+            "exp",
+            "log",
+            "median",
+            "sin",
+            "cos",
+            "sqrt",
+            "square",
+            "tanh",
+            "unique",
+        )
+    },
+    **dict.fromkeys(("matmul", "mm"), "x @ y"),
+}
+_BARRIER = "mesh.comm().Barrier(); arrays need none"
+_MESH_NAMES = {
+    **dict.fromkeys(("get_rank", "Get_rank"), "mesh.rank"),
+    **dict.fromkeys(("Get_size", "get_world_size"), "mesh.size"),
+    "get_local_rank": "mesh[axis].coordinate[0]",
+    "get_coordinate": "mesh.coordinate",
+    "get_group": "mesh.comm(axis), of mpi4py",
+    "mesh": "mesh.ranks",
+    "mesh_dim_names": "mesh.axis_names",
+    **dict.fromkeys(("barrier", "Barrier"), _BARRIER),
+    **dict.fromkeys(("allreduce", "all_reduce", "Allreduce"), _REDUCE),
+    **dict.fromkeys(("gather", "allgather", "all_gather", "Gather", "Allgather"), _GATHER),
+    **dict.fromkeys(("scatter", "bcast", "broadcast", "Scatter", "Bcast"), _SCATTER),
+}
+_SUM_OF_TENSORS = "dt.redistribute(tensor, mesh, [da.Partial()], [da.Replicate()])"
+_TORCH_NAMES = {
+    **dict.fromkeys(("FSDP", "FullyShardedDataParallel"), "dt.fully_shard(module, mesh)"),
+    **dict.fromkeys(("DDP", "DistributedDataParallel"), "dt.replicate(module, mesh)"),
+    **dict.fromkeys(
+        ("init_process_group", "destroy_process_group"),
+        "nothing in its place: mpiexec starts the processes, and da.init_device_mesh gives a mesh",
+    ),
+    **{
+        name: f"da.{name}"
+        for name in ("Partial", "Replicate", "Shard", "checkpoint", "init_device_mesh")
+    },
+    "DeviceMesh": "da.init_device_mesh(shape, axis_names)",
+    "DTensor": "plain tensors, this process's blocks, whose layout dt.layout_of(tensor) tells",
+    "MixedPrecision": "dt.MixedPrecisionPolicy",
+    "distribute_module": "a dt.ParallelStyle of your own, and dt.distribute_parameter",
+    **dict.fromkeys(("ColumnParallelLinear", "ColumnParallel"), "dt.ColwiseParallel"),
+    **dict.fromkeys(("RowParallelLinear", "RowParallel"), "dt.RowwiseParallel"),
+    **dict.fromkeys(("get_model_state_dict", "get_state_dict"), "dt.state_dict(module)"),
+    **dict.fromkeys(
+        ("set_model_state_dict", "set_state_dict"), "dt.load_state_dict(module, state)"
+    ),
+    "get_optimizer_state_dict": "dt.optimizer_state_dict",
+    "set_optimizer_state_dict": "dt.load_optimizer_state_dict",
+    "all_reduce": _SUM_OF_TENSORS,
+    "all_gather": "dt.full_tensor(tensor)",
+    "barrier": _BARRIER,
+    "get_rank": "mesh.rank",
+    "get_world_size": "mesh.size",
 }
 _FUNCTIONS = {
     **dict.fromkeys(
@@ -51,12 +121,18 @@ _FUNCTIONS = {
     ),
     **dict.fromkeys(("Finalize", "finalize"), "nothing in its place: MPI ends with the program"),
     **dict.fromkeys(("print", "printf"), "da.print0, which prints once"),
-    **dict.fromkeys(("Barrier", "barrier"), "mesh.comm().Barrier(); arrays need none"),
+    **dict.fromkeys(("Barrier", "barrier"), _BARRIER),
     **dict.fromkeys(("rank", "get_rank"), "da.default_mesh().rank"),
     **dict.fromkeys(("world_size", "get_world_size"), "da.default_mesh().size"),
-    **dict.fromkeys(("allreduce", "all_reduce"), _REDUCE),
-    **dict.fromkeys(("gather", "allgather", "all_gather"), _GATHER),
-    **dict.fromkeys(("scatter", "bcast"), _SCATTER),
+    **dict.fromkeys(("allreduce", "all_reduce", "Allreduce"), _REDUCE),
+    **dict.fromkeys(("gather", "allgather", "all_gather", "Gather", "Allgather"), _GATHER),
+    **dict.fromkeys(("scatter", "bcast", "Scatter", "Bcast"), _SCATTER),
+    **dict.fromkeys(("compute", "persist"), f"{_NUMPY}; nothing is lazy here"),
+    "cat": "da.concat(arrays, axis=0)",
+    "erf": "da.special.erf(x)",
+    "sigmoid": "da.special.expit(x)",
+    "relu": "da.maximum(x, 0)",
+    "softmax": _SOFTMAX,
     **dict.fromkeys(("from_array", "from_numpy"), f"{_SCATTER}, or da.asarray(value)"),
     "from_local": "da.DistArray.from_local(block, mesh, placements)",
     **dict.fromkeys(("tensor", "Tensor"), "da.asarray(values)"),
@@ -108,7 +184,16 @@ _FUNCTIONS = {
         "pandas' on each process, and da.DistArray.from_local; see docs/how-to.md",
     ),
 }
-INSTEAD_OF_OTHERS = {f"ndarray.{name}": remedy for name, remedy in _METHODS.items()} | _FUNCTIONS
+INSTEAD_OF_OTHERS = {
+    f"{home}{name}": remedy
+    for home, remedies in (
+        ("", _FUNCTIONS),
+        ("ndarray.", _METHODS),
+        ("DeviceMesh.", _MESH_NAMES),
+        ("torch.", _TORCH_NAMES),
+    )
+    for name, remedy in remedies.items()
+}
 """Remedies for names of MPI, torch, Heat, dask, JAX, pandas, SciPy; paths as those of NumPy's."""
 
 

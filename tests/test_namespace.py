@@ -126,6 +126,8 @@ PLACES = {
     "random.": da.random,
     "random.Generator.": da.random.default_rng(0),
     "ndarray.": da.DistArray,
+    "DeviceMesh.": da.DeviceMesh,
+    "torch.": None,  # tests/torch/test_reference_page.py
     "lib.stride_tricks.": None,
 }
 
@@ -171,6 +173,17 @@ def test_names_of_mpi_torch_and_dask_name_what_to_do() -> None:
         (da, "lu_factor", r"da\.linalg\.lu_factor"),
         (da, "fft2", r"da\.fft\.fft2"),
         (da, "full_array", r"x\.full_array"),
+        (x, "permute", r"da\.permute_dims"),
+        (x, "exp", r"da\.exp\(x\)"),
+        (x, "detach", r"dt\.to_torch"),
+        (x, "at", r"np\.add\.at"),
+        (da, "softmax", r"keepdims=True"),
+        (da, "cat", r"da\.concat"),
+        (da, "Bcast", r"da\.distribute_array"),
+        (da, "compute", "nothing is lazy"),
+        (x.mesh, "get_local_rank", r"mesh\[axis\]\.coordinate"),
+        (x.mesh, "mesh_dim_names", r"mesh\.axis_names"),
+        (x.mesh, "Barrier", r"mesh\.comm\(\)\.Barrier"),
     ):
         with pytest.raises(AttributeError, match=f"has no '{name}'; use .*{remedy}"):
             getattr(owner, name)
@@ -208,6 +221,17 @@ def test_what_errors_say_to_do_does_it() -> None:
         x = da.asarray([1.0, -2.0, 0.5])
         assert np.allclose(da.convolve(values, x)[n - 1 : n - 1 + m], toeplitz @ np.asarray(x))
         v = da.arange(7)
+        e = da.exp(x - x.max(-1, keepdims=True))
+        softmax = e / e.sum(-1, keepdims=True)
+        e = np.exp([1.0, -2.0, 0.5])
+        assert np.allclose(softmax.full_array(), e / e.sum())
+        objects = np.frompyfunc(abs, 1, 1)(x)
+        with pytest.raises(da.errors.DTypeError, match=r"x\.astype\(float\)"):
+            str(objects)
+        assert np.array_equal(objects.astype(float).full_array(), [1.0, 2.0, 0.5])
+        mesh = x.mesh
+        assert mesh["axis0"].coordinate[0] == mesh.rank
+        assert mesh.axis_names == ("axis0",)
         wide = da.map_blocks(lambda block: block.view(np.int64), v.astype(float))
         assert np.array_equal(wide.full_array(), np.arange(7.0).view(np.int64))
 

@@ -12,6 +12,7 @@ from distarray.array._petsc import from_petsc
 from distarray.array._protocols import leading_names
 from distarray.array._repr import array2string, array_repr, array_str, print0
 from distarray.array._visualize import visualize
+from distarray.comm import DeviceMesh
 
 __all__ = [
     "DistArray", "array2string", "array_repr", "array_str", "distribute_array", "from_petsc",
@@ -20,3 +21,4 @@ __all__ = [
 ]  # fmt: skip
 
 add_missing_names(DistArray, "ndarray")
+add_missing_names(DeviceMesh, "DeviceMesh")

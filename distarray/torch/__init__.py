@@ -4,8 +4,11 @@ In examples of docstrings `da` is `distarray`, `dt` this module, `nn` `torch.nn`
 `torch.nn.functional`.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 import torch.optim.optimizer as _optimizer
 
+from distarray._missing_names import missing_name_error as _missing_name_error
 from distarray.torch._full import distribute_tensor, from_torch, full_tensor, to_torch
 from distarray.torch._halo import halo
 from distarray.torch._layouts import layout_of, place_like
@@ -106,3 +109,8 @@ __all__ = [
     "to_torch",
     "vocab_parallel_cross_entropy",
 ]
+
+if not _TYPE_CHECKING:
+
+    def __getattr__(name):
+        raise _missing_name_error(f"torch.{name}")

@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+import distarray as da
 import distarray.torch as dt
+from distarray._missing_names import INSTEAD_OF_OTHERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch_reference.md"
 
@@ -26,3 +28,19 @@ def test_page_lists_all_public_names_once() -> None:
 def test_names_are_sorted_and_there() -> None:
     assert dt.__all__ == sorted(dt.__all__)
     assert [name for name in dt.__all__ if not hasattr(dt, name)] == []
+
+
+def test_names_of_torch_that_are_not_there_name_what_to_do() -> None:
+    remedies = {
+        name.removeprefix("torch."): remedy
+        for name, remedy in INSTEAD_OF_OTHERS.items()
+        if name.startswith("torch.")
+    }
+    assert {"FSDP", "DTensor", "Shard", "init_process_group"} <= remedies.keys()
+    for name, remedy in remedies.items():
+        with pytest.raises(AttributeError, match=re.escape(f"has no {name!r}; use {remedy}")):
+            getattr(dt, name)
+        for module, known in re.findall(r"\b(d[at])\.(\w+)", remedy):
+            assert hasattr({"da": da, "dt": dt}[module], known)
+    with pytest.raises(AttributeError, match=r"module 'distarray\.torch' has no attribute 'FSPD'"):
+        dt.FSPD  # noqa: B018
