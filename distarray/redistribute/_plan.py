@@ -222,8 +222,8 @@ def _check_dtype_argument(dtype: Any) -> np.dtype[Any]:
         ) from None
     if found.hasobject:
         raise DTypeError(
-            f"dtype {found} holds Python objects, which cannot be sent as memory; plan for a "
-            "numeric, string or structured dtype"
+            f"dtype {found} holds Python objects, which cannot be sent as memory; convert the "
+            "array, x.astype(float), or plan for a numeric, string or structured dtype"
         )
     return found
 

@@ -195,6 +195,10 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
     >>> print(dt.layout_of(block + 1))
     None
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentTypeError(
+            f"layout_of takes a torch tensor, not {type(tensor).__name__}; an array's is x.layout"
+        )
     placed = placed_of(tensor)
     return None if placed is None else placed.layout
 

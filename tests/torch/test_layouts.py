@@ -135,3 +135,8 @@ sys.setswitchinterval(1e-6)
 simulate(4, program)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_of_an_array_its_own_layout_is_named():
+    with pytest.raises(ArgumentTypeError, match=r"not DistArray; an array's is x\.layout"):
+        dt.layout_of(da.arange(3))

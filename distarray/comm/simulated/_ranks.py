@@ -28,7 +28,7 @@ from distarray.comm.simulated._rendezvous import (
     Program,
     RoundHandle,
 )
-from distarray.errors import ArgumentError, CommunicationError, MismatchError
+from distarray.errors import ArgumentError, ArgumentTypeError, CommunicationError, MismatchError
 
 T = TypeVar("T")
 
@@ -314,6 +314,10 @@ def simulate(
     >>> simulate(3, lambda: world().rank)
     [0, 1, 2]
     """
+    if not callable(function):
+        raise ArgumentTypeError(
+            f"simulate(n={n!r}, function={function!r}): pass the number of ranks, then a function"
+        )
     if n < 1:
         raise ArgumentError(f"simulate needs at least one rank, not n={n}")
     program = Program(n, ranks_per_node)

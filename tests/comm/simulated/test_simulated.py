@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distarray.comm import CommLog, world
-from distarray.errors import ArgumentError, CommunicationError, MismatchError
+from distarray.errors import ArgumentError, ArgumentTypeError, CommunicationError, MismatchError
 from distarray.testing import simulate
 
 
@@ -186,3 +186,8 @@ def test_messages_name_ranks_of_the_world_in_groups_of_some() -> None:
 
     with pytest.raises(MismatchError, match="rank 2 sent 2 float64 elements, and rank 1 expects 3"):
         simulate(3, sending)
+
+
+def test_arguments_in_the_wrong_order_are_told():
+    with pytest.raises(ArgumentTypeError, match="the number of ranks, then a function"):
+        simulate(lambda: None, 3)
