@@ -12,13 +12,13 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError, AxisError, LayoutError
 from distarray.layout import Layout, Shard
-from distarray.torch._layouts import cut_axes, hand_on, is_placed, layout_from, place
+from distarray.torch._layouts import cut_axes, hand_on, layout_from, own_placed, place
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
 from distarray.torch.following import relabel
-from distarray.torch.parallel._arrivals import find_placed
+from distarray.torch.parallel._arrivals import find_placed, placements_over
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import own_method
 from distarray.torch.parallel._style import ParallelStyle, check_one_axis
@@ -145,11 +145,15 @@ class SequenceParallel(ParallelStyle):
 
 
 def _place_output(output: torch.Tensor, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return an output, placed as the shard that it was computed from, whatever its features."""
+    """Return an output, placed as the shard that it was computed from, whatever its features.
+
+    What follows of it over another mesh does not tell that it is such a shard.
+    """
     hand_on(x, output)
-    cut = cut_axes(layout)
+    cut, known = cut_axes(layout), own_placed(output)
     kept = all(output.shape[axis : axis + 1] == x.shape[axis : axis + 1] for axis in cut)
-    if kept and not is_placed(output):
+    mesh: Any = layout.mesh
+    if kept and (known is None or placements_over(known.layout, mesh) is None):
         place(output, relabel(layout, {axis: axis for axis in cut}, output.shape))
     return output
 

@@ -239,3 +239,33 @@ def test_after_a_transformer_layer_a_norm_takes_a_shard_of_the_whole(grad):
             torch.testing.assert_close(dt.full_tensor(twin(x)), model(x))
 
     simulate(2, program)
+
+
+def test_a_shard_of_the_sequence_of_a_shard_of_the_batch_is_not_taken_for_the_whole():
+    """What is known over the mesh of the batch says nothing of the sequence."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up = nn.LayerNorm(4), nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.up(self.norm(x))
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        x = dt.distribute_tensor(_values(4, 3, 4), mesh["dp"], [S(0)])
+        for declared in (R, S(1)):
+            model = Normed().double()
+            plan = {
+                "norm": dt.SequenceParallel(),
+                "up": dt.ColwiseParallel(input_layouts=declared),
+            }
+            dt.parallelize_module(model, mesh["tp"], plan)
+            if declared is R:
+                with pytest.raises(LayoutError, match=r"placed as .*tp:S\(1\).*, but declared as"):
+                    model(x)
+            else:
+                assert model(x).shape == (2, 6, 3)
+
+    simulate(4, program)
