@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -329,10 +329,10 @@ def derived_of(tensor: torch.Tensor) -> tuple[Derived, ...]:
     return own + (derived_over.get(tensor) or ())
 
 
-def keep_over_others(tensor: torch.Tensor, found: Iterable[Derived]) -> None:
+def keep_over_others(tensor: torch.Tensor, found: Sequence[Derived]) -> None:
     """Remember what a tensor comes of along lines of ranks over which nothing else is known."""
     derived_over.discard(tensor)
-    known = known_of(tensor)
+    known = known_of(tensor) if found else None
     if known is not None:
         layout = known.source.layout if isinstance(known, Derived) else known.layout
         lines = lines_known(layout)
@@ -361,7 +361,7 @@ def note_whole(tensor: torch.Tensor, meshes: tuple[Any, ...], reduced_over: Any 
     elif known is None or tuple([one.source.layout.mesh for one in derived_of(tensor)]) != left:
         every = [Placed(Layout(mesh, [Replicate()] * mesh.ndim, tensor.shape)) for mesh in left]
         note(tensor, Derived(every[0]))
-        keep_over_others(tensor, map(Derived, every))
+        keep_over_others(tensor, [*map(Derived, every[1:])])
 
 
 @lru_cache(maxsize=4096)

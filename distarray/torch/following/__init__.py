@@ -1,4 +1,10 @@
 """Layouts followed through torch functions: one mode, and the rules that it applies."""
 
 from distarray.torch.following._mode import Following, check_layouts, watch_checkpoints
-from distarray.torch.following._operands import known_layout, own_weights, relabel, tensors_in
+from distarray.torch.following._operands import (
+    OwnWeights,
+    known_layout,
+    own_weights,
+    relabel,
+    tensors_in,
+)

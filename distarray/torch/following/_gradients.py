@@ -79,6 +79,8 @@ def derive(call: Call, result: Any) -> None:
     """
     found: dict[frozenset[Line], Derived] = {}
     for one in call.operands:
+        if one.is_cut and not one.over_others:
+            continue
         for derived in _derived(one, call):
             ranks = lines_known(derived.source.layout)
             if ranks not in found or found[ranks].source.partial_grad:
@@ -92,9 +94,10 @@ def derive(call: Call, result: Any) -> None:
     for x in tensors_in((result,), {}):
         if not _has_gradient(x) or (is_cut and not is_known(x)):
             continue
-        if not is_known(x):
+        is_new = not is_known(x)
+        if is_new:
             note(x, whole[0])
-        keep_over_others(x, whole)
+        keep_over_others(x, whole[is_new:])
 
 
 def place_beside(placed: Placed, varying: dict[Line, str]) -> Placed:
@@ -106,11 +109,11 @@ def place_beside(placed: Placed, varying: dict[Line, str]) -> Placed:
 
 def _derived(one: Operand, call: Call) -> Iterator[Derived]:
     """Return what a result comes of, because of one operand."""
-    if _has_gradient(one.x):
+    if one.over_others and _has_gradient(one.x):
         yield from one.over_others
-    source, before = _source(one), one.derived
-    if source is None or not source.layout.is_replicated:
+    if one.is_cut or (source := _source(one)) is None or not source.layout.is_replicated:
         return
+    before = one.derived
     if before is not None and before.repeat is None:
         yield before
     elif call.name not in RESIZING or one.x is not call.first:
@@ -157,7 +160,7 @@ def _varying(one: Operand) -> dict[Line, str]:
     if known is not None:
         lines, replicated = lines_of(known.layout)
         found = {line: "sum" for i, line in lines.items() if i not in replicated}
-    for source in (_source(one), *(derived.source for derived in one.over_others)):
+    for source in (_source(one), *[derived.source for derived in one.over_others]):
         if source is not None and source.partial_grad:
             lines, _ = lines_of(source.layout)
             found |= {lines[i]: op for i, op in source.partial_grad if i in lines}

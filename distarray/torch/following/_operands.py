@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -24,10 +25,29 @@ from distarray.torch.following._axes import Axes
 
 of_weights: TensorMap[bool] = TensorMap()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
-own_weights: ContextVar[tuple[tuple[torch.nn.Module, bool], ...]] = ContextVar(
-    "modules under way, and whether the weights of those within are theirs", default=()
+
+
+class OwnWeights(NamedTuple):
+    """Weights of a module under way with a style, which says what comes of them."""
+
+    module: torch.nn.Module
+    within: bool  # those of the modules within are its own, too
+    found: dict[int, weakref.ref[torch.Tensor]]
+    """Those that were there when last asked for, by identity: `fully_shard` replaces parameters."""
+
+    def has(self, x: torch.Tensor) -> bool:
+        """Tell whether a parameter is one of them."""
+        known = self.found.get(id(x))
+        if known is None or known() is not x:
+            own = self.module.parameters(self.within)
+            self.found.update((id(one), weakref.ref(one)) for one in own)
+            known = self.found.get(id(x))
+        return known is not None and known() is x
+
+
+own_weights: ContextVar[tuple[OwnWeights, ...]] = ContextVar(
+    "weights of modules under way, the innermost module first", default=()
 )
-"""Of modules with a style, which says what they return, whatever they make of their weights."""
 
 
 class Operand(NamedTuple):
@@ -64,7 +84,7 @@ class Operand(NamedTuple):
             return False
         if not issubclass(type(self.x), torch.nn.Parameter):
             return self.x in of_weights
-        return any(p is self.x for m, within in own_weights.get() for p in m.parameters(within))
+        return any(one.has(self.x) for one in own_weights.get())
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import disable_compile, pause_modes, resume, skip_compile
 from distarray.torch._routes import count_failure, moving_for
-from distarray.torch.following import Following, own_weights, tensors_in
+from distarray.torch.following import Following, OwnWeights, own_weights, tensors_in
 from distarray.torch.parallel._arrivals import check_lost
 from distarray.torch.parallel._gradient_sums import summing_together
 
@@ -118,7 +118,7 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
         within = bool(wrapping.outputs)
         if not (depth or wrapping.follows) or not (within or state_of(module).placed):
             return _call(module, wrapping, args, kwargs)
-        before = own_weights.set((*own_weights.get(), (module, within)))
+        before = own_weights.set((OwnWeights(module, within, {}), *own_weights.get()))
         try:
             return _call(module, wrapping, args, kwargs)
         finally:

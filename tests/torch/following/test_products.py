@@ -282,3 +282,35 @@ def test_a_layer_that_computes_with_its_own_weight_is_what_its_style_says():
             torch.testing.assert_close(twin(x), expected)
 
     simulate(3, run)
+
+
+class Asked(nn.Sequential):
+    """A model that counts how often it is asked for all parameters."""
+
+    asked = 0
+
+    def parameters(self, recurse=True):
+        self.asked += 1
+        return super().parameters(recurse)
+
+    def forward(self, x):
+        before = self.asked
+        for _ in range(5):
+            functional.linear(x, self[0].weight)
+        assert self.asked - before <= 1
+        return x
+
+
+def test_a_weight_is_looked_for_among_all_parameters_once_in_a_call():
+    def run():
+        mesh = da.default_mesh()
+        model = Asked(nn.Linear(6, 7)).double()
+        plan = {
+            "0": dt.RowwiseParallel(),
+            "": dt.PrepareModuleOutput(output_layouts=R, desired_output_layouts=R),
+        }
+        dt.parallelize_module(model, mesh, plan)
+        for _ in range(2):
+            assert model(_values(4, 3)).shape == (4, 3)
+
+    simulate(2, run)
