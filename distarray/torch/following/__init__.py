@@ -3,6 +3,7 @@
 from distarray.torch.following._mode import Following, check_layouts, watch_checkpoints
 from distarray.torch.following._operands import (
     OwnWeights,
+    hidden,
     known_layout,
     own_weights,
     relabel,

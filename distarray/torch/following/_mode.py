@@ -47,8 +47,10 @@ from distarray.torch.following._axes import PRODUCTS, single_axes
 from distarray.torch.following._gradients import RESIZING, derive, place_beside, sum_gradients
 from distarray.torch.following._operands import (
     Operand,
+    hidden,
     known_layout,
     of_weights,
+    own_weights,
     relabel,
     tensors_in,
 )
@@ -535,7 +537,8 @@ def _remember(function: Callable[..., Any], args: Sequence[Any]) -> Callable[...
     tensors = [x if isinstance(x, torch.Tensor) else None for x in args]
     all_known = [None if x is None else known_of(x) for x in tensors]
     over_others = [None if x is None else derived_over.get(x) for x in tensors]
-    if not modes and not any(all_known):
+    away, own = hidden.get(), own_weights.get()
+    if not (modes or away or any(all_known)):
         return function
 
     def again(*args: Any, **kwargs: Any) -> Any:
@@ -551,6 +554,10 @@ def _remember(function: Callable[..., Any], args: Sequence[Any]) -> Callable[...
             if more:
                 derived_over.set(x, more)
         with ExitStack() as stack:
+            stack.callback(own_weights.reset, own_weights.set(own))
+            for parameters, names in away:
+                stack.callback(parameters.update, {name: parameters[name] for name in names})
+                parameters.update(dict.fromkeys(names))
             are_open = all(mode in function_modes() for mode in modes)
             for mode, is_inside in zip(modes, insides, strict=True):
                 one = mode if are_open else stack.enter_context(mode.anew())

@@ -49,6 +49,11 @@ own_weights: ContextVar[tuple[OwnWeights, ...]] = ContextVar(
     "weights of modules under way, the innermost module first", default=()
 )
 
+hidden: ContextVar[tuple[tuple[dict[str, Any], tuple[str, ...]], ...]] = ContextVar(
+    "parameters of modules under way, and names of which forward sees None there", default=()
+)
+"""Biases that styles add afterwards: checkpoints within forward hide them when they run again."""
+
 
 class Operand(NamedTuple):
     """A tensor that a function is called with, and what is known of it."""

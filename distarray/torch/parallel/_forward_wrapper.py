@@ -23,7 +23,7 @@ from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import disable_compile, pause_modes, resume, skip_compile
 from distarray.torch._routes import count_failure, moving_for
-from distarray.torch.following import Following, OwnWeights, own_weights, tensors_in
+from distarray.torch.following import Following, OwnWeights, hidden, own_weights, tensors_in
 from distarray.torch.parallel._arrivals import check_lost
 from distarray.torch.parallel._gradient_sums import summing_together
 
@@ -131,11 +131,13 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
 @skip_compile
 def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
     own: dict[str, Any] = {}  # parameters to put back after forward
+    before = hidden.get()
     try:
         try:
             args, kwargs = _enter(module, wrapping, args, kwargs, own)
             output = _compute(module, wrapping, args, kwargs)
         finally:
+            hidden.set(before)
             if own:
                 parameters_of(module).update(own)
         return _leave(module, wrapping, output) if wrapping.outputs else output
@@ -193,6 +195,8 @@ def _enter(
             found = values(module)
             own.update({name: parameters[name] for name in found} | own)
             parameters.update(found)
+            if names := tuple(name for name, value in found.items() if value is None):
+                hidden.set((*hidden.get(), (parameters, names)))
     return args, kwargs
 
 

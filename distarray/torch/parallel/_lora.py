@@ -24,6 +24,7 @@ from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.torch._compat import parameters_of
 from distarray.torch._opaque import skip_compile
 from distarray.torch._shards import shards
+from distarray.torch.following import hidden
 from distarray.torch.parallel._feature_parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -150,9 +151,11 @@ def _call_without_bias(
     if bias is None or bias in shards:
         return forward(*args, **kwargs)
     parameters["bias"] = None
+    before = hidden.set((*hidden.get(), (parameters, ("bias",))))
     try:
         return forward(*args, **kwargs)
     finally:
+        hidden.reset(before)
         parameters["bias"] = bias
 
 

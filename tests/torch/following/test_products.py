@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
@@ -258,26 +259,42 @@ def test_sums_over_what_is_cut_of_a_weight_that_a_model_reads_do_not_leave(how):
 class Cosine(nn.Linear):
     """A layer that computes with its own weight in its own way."""
 
+    reentrant = None
+
     def forward(self, x):
-        weight = functional.normalize(self.weight, dim=1) if self.bias is not None else self.weight
+        if self.reentrant is None:
+            return self.compute(x)
+        return checkpoint(self.compute, x, use_reentrant=self.reentrant)
+
+    def compute(self, x):
+        weight = self.weight * 2 if self.in_features == 7 else functional.normalize(self.weight)
         return functional.linear(x, weight, self.bias)
 
 
-def test_a_layer_that_computes_with_its_own_weight_is_what_its_style_says():
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_layer_that_computes_with_its_own_weight_is_what_its_style_says(reentrant):
+    Cosine.reentrant = reentrant
     torch.manual_seed(0)
-    model = nn.Sequential(Cosine(6, 7), nn.GELU(), Cosine(7, 6, bias=False)).double()
-    x, state = _values(4, 6), model.state_dict()
+    model = nn.Sequential(Cosine(6, 7), nn.GELU(), Cosine(7, 6)).double()
+    x, state = _values(4, 6).requires_grad_(), model.state_dict()
     expected = model(x)
+    expected.square().sum().backward()
 
     def run():
-        twin = nn.Sequential(Cosine(6, 7), nn.GELU(), Cosine(7, 6, bias=False)).double()
+        twin = nn.Sequential(Cosine(6, 7), nn.GELU(), Cosine(7, 6)).double()
         twin.load_state_dict(state)
         plan = {
             "0": dt.ColwiseParallel(own_forward=True),
             "2": dt.RowwiseParallel(own_forward=True),
         }
         dt.parallelize_module(twin, da.default_mesh(), plan)
-        torch.testing.assert_close(twin(x), expected)
+        mine = x.detach().clone().requires_grad_()
+        y = twin(mine)
+        torch.testing.assert_close(y, expected)
+        y.square().sum().backward()
+        for name, parameter in twin.named_parameters():
+            wanted = model.get_parameter(name).grad
+            torch.testing.assert_close(dt.full_tensor(parameter.grad), wanted)
         with dt.check_layouts():
             torch.testing.assert_close(twin(x), expected)
 

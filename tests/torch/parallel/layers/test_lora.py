@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import distarray as da  # noqa: E402
 import distarray.torch as dt  # noqa: E402
@@ -134,13 +135,23 @@ class Merged(Adapted):
         return nn.functional.linear(x, weight, self.base.bias)
 
 
+class Recomputed(Merged):
+    """Which computes it once more in the backward pass."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_bias_is_added_once_where_forward_computes_with_the_weights(ranks):
-    model = nn.Sequential(Merged(5, 7), nn.GELU(), Merged(7, 6)).double()
+def test_a_bias_is_added_once_where_forward_computes_with_the_weights(ranks, reentrant):
+    kind = Merged if reentrant is None else Recomputed
+    kind.reentrant = reentrant
+    model = nn.Sequential(kind(5, 7), nn.GELU(), kind(7, 6)).double()
     parallel = _parallel(
         dt.LowRankParallel(dt.ColwiseParallel()), dt.LowRankParallel(dt.RowwiseParallel())
     )
-    compare(ranks, model, (_values(3, 4, 5),), parallel)
+    compare(ranks, model, (_values(3, 4, 5).requires_grad_(),), parallel)
 
 
 @pytest.mark.parametrize("style", [dt.ColwiseParallel, dt.RowwiseParallel])
