@@ -119,7 +119,7 @@ class Op:
         `plain(op, operands, static)` is called where no operand is distributed, which is refused
         without it. With it numbers keep their types; they are no arrays without axes.
     check : callable, optional
-        `check(operands)` refuses values that every rank knows, and that the function would refuse
+        `check(operands, static)` refuses values that every rank knows, and that the function would refuse
         only where there are items; true if it may refuse values that only some ranks know.
     takes_objects : bool
         Whether plain operands may hold Python objects; the function must make none.
@@ -160,7 +160,7 @@ class Op:
     ufunc: np.ufunc | None = None
     nin: int = 1
     plain: Callable[[Op, Sequence[Any], Any], Any] | None = None
-    check: Callable[[Sequence[Any]], bool] | None = None
+    check: Callable[[Sequence[Any], Any], bool] | None = None
     takes_objects: bool = False
     is_fresh: bool = False
     instead: Op | None = None

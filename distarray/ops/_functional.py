@@ -194,7 +194,7 @@ _vectorized = Op(
     _call_on_host,
     pointwise_spec,
     dtypes=lambda _, call: (None, call.static),
-    check=lambda _: True,
+    check=lambda *_: True,
 )
 
 
@@ -294,7 +294,7 @@ def _first_item(x: Any) -> Any:
 # --- conditions ----------------------------------------------------------------------------------
 
 
-_pieces = Op("piecewise", _call_on_host, pointwise_spec, check=lambda _: True)
+_pieces = Op("piecewise", _call_on_host, pointwise_spec, check=lambda *_: True)
 
 
 @register

@@ -455,7 +455,7 @@ _unravel = Op(
     pointwise_spec,
     dtypes=lambda _, call: (_INDEX, (_INDEX,) * len(call.static[0])),
     bind=_bind_unravel,
-    check=lambda _: True,
+    check=lambda *_: True,
 )
 _ravel = Op(
     "ravel_multi_index",
@@ -463,5 +463,5 @@ _ravel = Op(
     pointwise_spec,
     dtypes=lambda *_: (_INDEX, _INDEX),
     bind=_bind_ravel,
-    check=lambda _: True,
+    check=lambda *_: True,
 )

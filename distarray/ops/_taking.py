@@ -388,7 +388,7 @@ _take_along = Op(
     np.take_along_axis,
     _lines_spec,
     bind=_lines_bind,
-    check=lambda operands: isinstance(operands[1], BaseArray),
+    check=lambda operands, _: isinstance(operands[1], BaseArray),
 )
 
 
@@ -546,7 +546,7 @@ _choose = Op(
     pointwise_spec,
     dtypes=_choose_dtypes,
     bind=_choose_bind,
-    check=lambda _: True,
+    check=lambda *_: True,
 )
 
 

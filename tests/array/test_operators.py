@@ -280,6 +280,30 @@ def test_negative_power_of_integers_raises_also_on_ranks_without_items() -> None
 
 
 @pytest.mark.host_only
+def test_negative_power_of_integers_is_computed_where_numpy_computes_it() -> None:
+    """In the dtype that is asked for, and beside items that a mask leaves out."""
+
+    def program() -> list[str]:
+        a, b = np.arange(1, 7), np.array([2, -1, 3, -2, 1, 0])
+        x = distribute_array(a, init_device_mesh((4,)), [Shard(0)])
+        for dtype in (np.float32, np.float64, np.complex128):
+            for exponent in (b, -2, np.int8(-1)):
+                agrees(np.power(x, exponent, dtype=dtype), np.power(a, exponent, dtype=dtype))
+        out = distribute_array(np.zeros(6, int), x.mesh, [Shard(0)])
+        np.power(x, b, out=out, where=b >= 0)
+        agrees(out, np.power(a, b, out=np.zeros(6, int), where=b >= 0))
+        said = []
+        for options in ({"where": b < 0}, {"dtype": np.int32}):
+            with pytest.raises(ArgumentError, match="negative integer powers") as caught:
+                np.power(x, b, out=out, **options)
+            said.append(str(caught.value))
+        return said
+
+    results = on_ranks(program)
+    assert all(said == results[0] for said in results)
+
+
+@pytest.mark.host_only
 def test_only_numbers_have_conjugates() -> None:
     def program() -> None:
         for value in (np.arange(3), np.array([True]), np.array([0.5]), np.array([1 + 2j])):

@@ -95,7 +95,7 @@ def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) ->
         if found is not None:
             return found
     operands = normalize_operands(op.name, operands, op.takes_objects)
-    uncertain = op.check is not None and op.check(operands)
+    uncertain = op.check is not None and op.check(operands, static)
     for first in operands:
         if isinstance(first, BaseArray):
             break
@@ -153,7 +153,7 @@ def _run_known(op: Op, operands: Sequence[Any], static: Any, functions: tuple[An
         blocks.append(block)
     if like is None or (is_mixed and like._local.__class__ is not np.ndarray):
         return None
-    if op.check is not None and op.check(operands):
+    if op.check is not None and op.check(operands, static):
         return None
     step = steps[tuple(key)]
     if step.outside:

@@ -536,7 +536,7 @@ def run_into(
     if check_casting(op.name, casting) != "same_kind" and op.ufunc is not None:
         options["casting"] = casting
     static = _static(op, masked, options)
-    uncertain = op.check is not None and op.check(operands)
+    uncertain = op.check is not None and op.check(operands, static)
     uncertain |= DATES_RAISE and refuses_items(op.ufunc, [dtype_key(x) for x in operands])
     uncertain |= _check_out(op, out, operands, static, casting)
     if masked and len(out) > 1:

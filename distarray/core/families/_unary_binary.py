@@ -61,7 +61,7 @@ def equality(
     some processes only.
     """
 
-    def check(function: Callable[[Any, Any], Any], operands: Sequence[Any]) -> bool:
+    def check(function: Callable[[Any, Any], Any], operands: Sequence[Any], _: Any) -> bool:
         """Compare objects with one item: a process without items must raise with the others."""
         if any(getattr(x, "dtype", None) == np.object_ for x in operands):
             items = [np.zeros(1, x.dtype) if isinstance(x, BaseArray) else x for x in operands]

@@ -22,7 +22,7 @@ from distarray.core import (
 from distarray.errors import ArgumentError
 
 
-def _natural(operands: Sequence[Any]) -> bool:
+def _natural(operands: Sequence[Any], static: Any) -> bool:
     """Refuse a negative exponent of integers that every rank knows, not only where items are.
 
     Returns
@@ -48,6 +48,8 @@ def _natural(operands: Sequence[Any]) -> bool:
         lowest = _backend.to_host(lowest)[()]
     if lowest >= 0:
         return False
+    if any(static):  # `dtype=` may compute it, and `where=` may leave it out
+        return True
     try:
         np.power(np.ones((1,), base.dtype) if hasattr(base, "dtype") else base, lowest)
     except ValueError as error:

@@ -50,7 +50,7 @@ _lowered = elementwise("clip", np.minimum, 2)
 _raised = elementwise("clip", np.maximum, 2)
 
 
-def _converts_bytes(operands: Sequence[Any]) -> bool:
+def _converts_bytes(operands: Sequence[Any], _: Any) -> bool:
     """Tell whether bytes become text, which those that are not ASCII do not."""
     return {getattr(x, "dtype", np.dtype(type(x))).kind for x in operands[1:]} == {"S", "U"}
 

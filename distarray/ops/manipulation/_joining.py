@@ -528,7 +528,7 @@ def _repeat_each_bind(step: Step) -> Callable[[Buffer, Buffer], Buffer]:
 
 
 _repeat_each = Op(
-    "repeat", np.repeat, _repeat_each_spec, bind=_repeat_each_bind, check=lambda _: True
+    "repeat", np.repeat, _repeat_each_spec, bind=_repeat_each_bind, check=lambda *_: True
 )
 
 
