@@ -119,8 +119,8 @@ class Op:
         `plain(op, operands, static)` is called where no operand is distributed, which is refused
         without it. With it numbers keep their types; they are no arrays without axes.
     check : callable, optional
-        `check(operands, static)` refuses values that every rank knows, and that the function would refuse
-        only where there are items; true if it may refuse values that only some ranks know.
+        `check(operands, static)` refuses values that every rank knows, and that the function would
+        refuse only where there are items; true if it may refuse values that only some ranks know.
     takes_objects : bool
         Whether plain operands may hold Python objects; the function must make none.
     is_fresh : bool

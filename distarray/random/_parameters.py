@@ -233,7 +233,7 @@ def _row(name: str) -> Op:
         pointwise_spec,
         dtypes=lambda _, call: (call.static, call.static),
         bind=_bind,
-        check=lambda _: True,  # only the processes that have a value know whether it makes sense
+        check=lambda *_: True,  # only the processes that have a value know whether it makes sense
     )
 
 
