@@ -56,7 +56,8 @@ def _scipy(name: str, dtype: Any) -> Callable[..., Any] | None:
 
 def _call(function: Callable[..., None], *arguments: bytes | int | np.ndarray) -> None:
     """Call a function of Fortran with the bytes of what it reads, integers, and arrays."""
-    function(*map(_address, arguments))
+    # A list has a length: tuples made of a map are kept by the thousand, in Python's free lists.
+    function(*[_address(one) for one in arguments])
 
 
 def _address(value: bytes | int | np.ndarray) -> bytes | int:
