@@ -104,12 +104,14 @@ def test_envelopes_bring_their_own_bytes_whatever_was_in_them_before(comm):
     sizes = [end - _envelopes._HEADER + step for end in ends[::-1] for step in (1, 0, -1)]
     for turn, size in enumerate([*sizes, 0, 5, *sizes[::-1], 0]):
         # Each rank sends another number of bytes, around what one kind of envelope holds.
-        payloads = [bytes([turn, rank]) * (size // 2) + bytes(rank) for rank in range(comm.size)]
+        rng = np.random.default_rng(turn)
+        payloads = [rng.bytes(size + rank) for rank in range(comm.size)]
         found = ours.exchange_small(payloads[comm.rank], 7, "test", size + comm.size)
         assert found is not None
-        assert [*map(bytes, found)] == payloads
+        assert all(comm.allgather([*map(bytes, found)] == payloads))  # so that none waits
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 @pytest.mark.parametrize("nbytes", [8, 1024, _envelopes.WHOLE_BYTES // 16])
 def test_what_is_short_takes_one_call(comm, nbytes):
     """Blocks go whole in envelopes, those of several arrays in the same ones."""
@@ -143,6 +145,7 @@ def test_what_is_short_takes_one_call(comm, nbytes):
         np.testing.assert_array_equal(result.full_array(), expected)
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 def test_reductions_take_one_call_where_envelopes_hold_the_blocks(comm):
     mesh = mesh_of(comm)
     group = mesh.communicator()._group
@@ -159,6 +162,7 @@ def test_reductions_take_one_call_where_envelopes_hold_the_blocks(comm):
         assert (y.to_local() == comm.size * (comm.size + 1) // 2).all()
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 @pytest.mark.parametrize("most", [64, 1 << 16])
 def test_items_of_blocks_that_envelopes_hold_are_taken_in_one_call(comm, most):
     mesh = mesh_of(comm)
@@ -178,6 +182,7 @@ def test_items_of_blocks_that_envelopes_hold_are_taken_in_one_call(comm, most):
         np.testing.assert_array_equal(y.full_array(), whole[index])
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 @pytest.mark.parametrize("shape", [(1,), (40,), (3, 2000)])
 def test_rows_that_all_ranks_know_are_not_asked_for(comm, monkeypatch, shape):
     monkeypatch.setattr(_rows, "_GATHERED_BYTES", 0)
@@ -203,6 +208,7 @@ def test_rows_that_all_ranks_know_are_not_asked_for(comm, monkeypatch, shape):
             x[index if ours.rank else index - (index == index.max())]
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 @pytest.mark.parametrize("items", [1, 40, 4096, 5000])
 def test_which_few_rows_are_wanted_is_told_to_all_ranks(comm, monkeypatch, items):
     monkeypatch.setattr(_rows, "_GATHERED_BYTES", 0)
@@ -230,6 +236,7 @@ def test_which_few_rows_are_wanted_is_told_to_all_ranks(comm, monkeypatch, items
         x[da.distribute_array(plain, mesh, [Shard(0)], src=None)]
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 @pytest.mark.parametrize(("n", "width"), [(80003, 1), (80003, 2), (300_001, 1)])
 def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, n, width):
     mesh = mesh_of(comm)
@@ -262,6 +269,7 @@ def test_blocks_of_which_most_rows_are_wanted_go_to_all_ranks(comm, n, width):
         x[everywhere] if ours.rank else strided[:, everywhere]
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 def test_rims_of_blocks_that_are_not_tiny_go_by_themselves(comm, monkeypatch):
     mesh = mesh_of(comm)
     ours = mesh.communicator()
@@ -283,6 +291,7 @@ def test_rims_of_blocks_that_are_not_tiny_go_by_themselves(comm, monkeypatch):
         np.testing.assert_array_equal(da.diff(x, axis=0).full_array(), np.diff(whole, axis=0))
 
 
+@pytest.mark.host_only  # blocks on GPUs are packed, and take other rounds
 def test_short_parts_are_packed_into_envelopes_and_nowhere_else(comm, monkeypatch):
     mesh = mesh_of(comm)
     if not mesh.communicator().sends_parts:
@@ -449,7 +458,7 @@ def test_blocks_arrive_where_they_belong(comm, monkeypatch, short, limit, long_r
         for before, after in itertools.permutations(placements, 2):
             x = da.distribute_array(whole, mesh, [before], src=None)
             part = x.to_local()
-            for strided in (part, part[..., ::-1].copy()[..., ::-1], np.asfortranarray(part)):
+            for strided in (part, part[..., ::-1].copy()[..., ::-1], part.T.copy().T):
                 y = da.DistArray.from_local(strided, mesh, [before], shape=shape, check=False)
                 moved = y.redistribute([after])
                 box = moved.layout.local_box(mesh.coordinate)
