@@ -425,6 +425,16 @@ MUTANTS = (
         2,
     ),
     Mutant(
+        "envelopes that MPI keeps are a byte shorter than what they are chosen for",
+        "comm/mpi/_envelopes.py",
+        "mpi.Send_init([self._out[self._rank][:nbytes], MPI.BYTE]",
+        "mpi.Send_init([self._out[self._rank][: nbytes - 1], MPI.BYTE]",
+        (
+            "mpi/comm/test_envelopes.py::test_envelopes_bring_their_own_bytes_whatever_was_in_them_before",
+        ),
+        2,
+    ),
+    Mutant(
         "tokens in envelopes are not compared",
         "comm/mpi/_envelopes.py",
         "if not self._agree(token):\n            self._drain(follow, what)\n"
@@ -1225,6 +1235,20 @@ MUTANTS = (
         "fft/_chirp.py",
         "range(-(taken - 1) // size, -(-given // size))",
         "range(-(-given // size))",
+        ("fft/test_lines.py::test_cut_lines_of_batches_agree_with_numpy",),
+    ),
+    Mutant(
+        "rows of a chirp have no phase of their pass",
+        "fft/_chirp.py",
+        "left *= self._phases[segment, number] * scale",
+        "left *= scale",
+        ("fft/test_lines.py::test_cut_lines_of_batches_agree_with_numpy",),
+    ),
+    Mutant(
+        "passes of a chirp after the first are not added up",
+        "fft/_chirp.py",
+        "                    if number:\n                        found +=",
+        "                    if number > 1:\n                        found +=",
         ("fft/test_lines.py::test_cut_lines_of_batches_agree_with_numpy",),
     ),
     Mutant(

@@ -79,6 +79,13 @@ def test_preparation_leaves_the_values_of_the_caller_alone():
         np.testing.assert_array_equal(array, np.arange(4))
 
 
+def test_sums_of_half_precision_are_rounded_once_whatever_adds_up_what_travels():
+    prepared = [prepare_reduction(np.full(2, item, "e"), "sum", 4) for item in (2048, 1, 1, 1)]
+    total = sum(reduction.wire for reduction in prepared)
+    assert prepared[0].finish is not None
+    assert prepared[0].finish(total).tolist() == [2052, 2052]  # 2051 is no half
+
+
 @pytest.mark.parametrize("dtype", ["e", ">f8", "S2", "O"])
 def test_dtypes_that_must_be_prepared_have_no_plain_function(dtype):
     assert plain_ufunc("sum", np.dtype(dtype)) is None
