@@ -1312,7 +1312,7 @@ MUTANTS = (
         "array/_overlap.py",
         "low = min(start + after, n) if start else 0",
         "low = min(start, n) if start else 0",
-        ("array/test_overlap.py::test_map_overlap_is_the_function_of_the_padded_array",),
+        ("array/test_overlap.py::test_the_interior_comes_first_and_slabs_around_it",),
     ),
     Mutant(
         "the interior is taken to need no neighbours",
