@@ -251,6 +251,15 @@ MUTANTS = (
         ("redistribute/test_messages.py",),
     ),
     Mutant(
+        "what one rank contributes is gathered as if it were reduced nowhere",
+        "redistribute/_messages.py",
+        "            and step.reduce is None  # along an axis of one rank, besides\n",
+        "",
+        (
+            "redistribute/test_messages.py::test_blocks_that_one_rank_contributes_to_are_gathered_between_nodes",
+        ),
+    ),
+    Mutant(
         "operands of a join are given back before all have read them",
         "redistribute/_joined.py",
         "closing=one.is_last",

@@ -241,6 +241,7 @@ class Messages:
         # Everybody sends its whole block to everybody: nothing to pack.
         self._gathers = (
             isinstance(step, AllGatherStep)
+            and step.reduce is None  # along an axis of one rank, besides
             and rounds == 1
             and not self._reaches_some
             and not (kind == "cpu" and communicator.sends_parts)

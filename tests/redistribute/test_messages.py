@@ -85,3 +85,22 @@ def test_blocks_gathered_between_nodes_lie_where_they_belong(columns: int) -> No
         np.testing.assert_array_equal(x.redistribute([da.Replicate()]).to_local(), value)
 
     simulate(3, program, ranks_per_node=1)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_blocks_that_one_rank_contributes_to_are_gathered_between_nodes(
+    op: str, dtype: str
+) -> None:
+    whole = np.arange(15).reshape(5, 3).astype(dtype)
+
+    def program() -> None:
+        for shape in ((1, 2), (2, 1)):
+            mesh = da.init_device_mesh(shape)
+            placements = [da.Partial(op) if n == 1 else da.Shard(0) for n in shape]
+            own = whole[:3] if mesh.rank == 0 else whole[3:]
+            x = da.DistArray.from_local(own.copy(), mesh, placements, shape=whole.shape)
+            for found in (x.full_array(), x.redistribute([da.Replicate()] * 2).to_local()):
+                np.testing.assert_array_equal(found, whole)
+
+    simulate(2, program, ranks_per_node=1)
