@@ -501,8 +501,8 @@ def dot(x1: Any, x2: Any, /, out: Any = None, *, reproducible: bool = False) -> 
     >>> print(da.dot(da.asarray([[1, 2], [3, 4]]), [1, 1]))
     [3 7]
     """
-    x1, x2 = normalize_operands("dot", (x1, x2))
-    ndims = [getattr(x, "ndim", 0) for x in (x1, x2)]
+    x1, x2 = normalize_arrays("dot", (x1, x2))  # numbers have dtypes here, as in NumPy
+    ndims = [x.ndim for x in (x1, x2)]
     if 0 in ndims:
         return multiply(x1, x2, out=out)
     if ndims[1] <= 2 and (reproducible or max(ndims) <= 2 or ndims[1] == 1):
@@ -650,8 +650,8 @@ def inner(x1: Any, x2: Any, /) -> Any:
     >>> print(da.inner(da.asarray([1, 2]), [3, 4]))
     11
     """
-    x1, x2 = normalize_operands("inner", (x1, x2))
-    if any(getattr(x, "ndim", 0) == 0 for x in (x1, x2)):
+    x1, x2 = normalize_arrays("inner", (x1, x2))
+    if any(x.ndim == 0 for x in (x1, x2)):
         return dot(x1, x2)
     return tensordot(x1, x2, axes=((-1,), (-1,)))
 

@@ -19,6 +19,7 @@ from distarray.core import (
     check_distributed,
     check_integer,
     describe,
+    normalize_arrays,
     normalize_operands,
     register,
     run,
@@ -241,8 +242,8 @@ def kron(x1: Any, x2: Any, /) -> Any:
     >>> print(da.kron(da.asarray([1, 10]), da.asarray([1, 2])))
     [ 1  2 10 20]
     """
-    x1, x2 = normalize_operands("kron", (x1, x2))
-    ndims = [getattr(x, "ndim", 0) for x in (x1, x2)]
+    x1, x2 = normalize_arrays("kron", (x1, x2))
+    ndims = [x.ndim for x in (x1, x2)]
     if 0 in ndims:
         return multiply(x1, x2)
     ndim = max(ndims)

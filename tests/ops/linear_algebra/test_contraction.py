@@ -102,6 +102,19 @@ def test_dot_outer_and_inner_agree_with_numpy(data: st.DataObject) -> None:
     on_ranks(program)
 
 
+@pytest.mark.parametrize("name", ["dot", "inner", "kron", "outer"])
+@pytest.mark.parametrize("number", [2, 0.5, True, 1j])
+def test_numbers_have_the_dtypes_that_numpy_gives_them(name: str, number: Any) -> None:
+    value = np.arange(5, dtype=np.float32)
+
+    def program() -> None:
+        x, function = distribute_array(value, src=None), getattr(np, name)
+        exact(function(x, number), function(value, number))
+        exact(function(number, x), function(number, value))
+
+    on_ranks(program)
+
+
 def test_outer_keeps_the_signs_of_zeros() -> None:
     def program() -> None:
         x = distribute_array(np.array([0.0, 1.0, -3.0]), src=None)
