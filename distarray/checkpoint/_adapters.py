@@ -266,6 +266,10 @@ def _set_generator(value: Generator, state: dict[str, Any]) -> None:
     value._key = None
 
 
+def _set_numpy_generator(value: np.random.Generator, state: Any) -> None:
+    value.bit_generator.state = state
+
+
 def block_of(local: Any, layout: Layout) -> Block:
     """Return what this rank holds of an array of a layout, without Partial."""
     box = layout.local_box()
@@ -301,11 +305,7 @@ register(Generator, StateAdapter(_generator_state, _set_generator, "Generator"))
 # These must be alike on all ranks; else their states belong in `PerRank`.
 register(
     np.random.Generator,
-    StateAdapter(
-        attrgetter("bit_generator.state"),
-        lambda value, state: setattr(value.bit_generator, "state", state),
-        "Generator",
-    ),
+    StateAdapter(attrgetter("bit_generator.state"), _set_numpy_generator, "Generator"),
 )
 register_maker("numpy", _whole_array)
 register_maker(

@@ -15,7 +15,6 @@ from distarray.comm import DeviceMesh, all_gather_checked
 from distarray.errors import ArgumentError, ArgumentTypeError, LayoutError
 from distarray.layout import Shard
 from distarray.torch import _buffers
-from distarray.torch._buffers import check_travels
 from distarray.torch._compat import parameters_of
 from distarray.torch._modules import (
     check_described_alike,
@@ -279,7 +278,7 @@ def _find_parameters(
             check_ungraded(path, parameter)
             if parameter.device.type != "meta":
                 with prefix_errors(f"parameter {path!r}"):
-                    check_travels(parameter)
+                    _buffers.check_travels(parameter)
             found[id(parameter)] = path, parameter, [(module, name)]
     return list(found.values())
 
