@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
@@ -19,6 +18,7 @@ from distarray.core import (
     functions,
     instead_of,
     method_of,
+    parsing,
     permit,
     reduced_source,
     replicated_layout,
@@ -269,15 +269,11 @@ def _by_position(theirs: Any, ours: Any, args: Any, kwargs: Any) -> tuple[Any, A
     return given, kwargs
 
 
-_parsing = threading.Lock()
-"""For ranks that are threads: CPython 3.11 counts the depth of what is parsed for all at once."""
-
-
 @functools.cache
 def leading_names(theirs: Any, ours: Any) -> tuple[str, ...]:
     """Return NumPy's names of the arguments that our function takes by position only."""
     try:
-        with _parsing:
+        with parsing:
             names = [*inspect.signature(theirs).parameters]
     except ValueError:  # NumPy does not tell
         return ()

@@ -23,6 +23,7 @@ from distarray.core._arguments import (
     is_stored,
     join_arrays,
     normalize_shape,
+    parsing,
     plain_buffer,
     plain_source,
     read_box,

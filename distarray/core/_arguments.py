@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import threading
 from collections.abc import Sequence
 from numbers import Number
 from typing import Any
@@ -29,6 +30,8 @@ from distarray.typing import Box, Buffer, Shape
 
 _ITEMS_TOLD = 16
 """How many items of an array a message shows: about a line."""
+parsing = threading.Lock()
+"""For ranks that are threads: CPython 3.11 counts the depth of what is parsed for all at once."""
 _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 

@@ -22,6 +22,7 @@ from distarray.core import (
     empty_block,
     functions,
     new_array,
+    parsing,
 )
 from distarray.errors import ArgumentError, DTypeError, FileError, PlacementError
 from distarray.layout import Layout, Placement, Shard
@@ -199,7 +200,8 @@ class _Header(NamedTuple):
 
 def _read_header(path: str, max_header_size: int) -> _Header:
     try:
-        found = npy.open_memmap(path, mode="r", max_header_size=max_header_size)
+        with parsing:
+            found = npy.open_memmap(path, mode="r", max_header_size=max_header_size)
     except OSError as error:
         raise FileError(f"{path} cannot be opened: {error.strerror}") from None
     # The last three where a length is no integer, or beyond 64 bits, and the header is cut off.

@@ -6,21 +6,17 @@ Items of dtypes that NumPy lacks are kept as bits, and cast by the values that t
 from __future__ import annotations
 
 import ast
-import threading
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from distarray.comm import narrow_bfloat16, widen_bfloat16
-from distarray.core import check_travels
+from distarray.core import check_travels, parsing
 from distarray.errors import CheckpointError, DTypeError
 
 Spec = str | dict[str, str]
 """How a dtype is written: a name, or ``{"numpy": description}`` for what has none."""
-
-_parsing = threading.Lock()
-"""CPython 3.11 may fail with a SystemError where two threads parse, as simulated ranks do."""
 
 _CODES = {
     "bool": "BOOL",
@@ -83,7 +79,7 @@ def dtype_of_spec(spec: Any) -> np.dtype[Any]:
             return np.dtype([(spec, f"u{_BITS[spec]}")])
     elif isinstance(spec, dict) and isinstance(spec.get("numpy"), str):
         try:
-            with _parsing:
+            with parsing:
                 found = np.lib.format.descr_to_dtype(ast.literal_eval(spec["numpy"]))
         except (ValueError, TypeError, SyntaxError) as error:
             raise CheckpointError(f"dtype {spec['numpy']!r} cannot be read: {error}") from None
