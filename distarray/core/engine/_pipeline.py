@@ -75,6 +75,7 @@ class _Steps(Resolutions):
 
 steps = cache(_Steps)
 _NUMBERS = frozenset(PLAIN_SCALARS)
+_NUMBER = np.dtype(np.float64)
 
 
 def run(op: Op, operands: Sequence[Any], static: Any = None, *functions: Any) -> Any:
@@ -388,17 +389,20 @@ class Step:
             pairs = zip(layouts, spec.inputs, strict=True)
             return [None if have is required else (have, required) for have, required in pairs]
         work = None if op.work is None else functools.partial(op.work, spec)
-        moves, self.partial = resolve(spec, layouts, work)
+        dtypes = [self.call.dtypes[place] for place in self.call.places]
+        dtypes.append(self.total if isinstance(self.total, np.dtype) else _NUMBER)
+        sizes = [max(dtype.itemsize, 1) for dtype in dtypes]
+        moves, self.partial = resolve(spec, layouts, sizes, work)
         if spec.exchanged and self._states_outgrow(moves[0][1] if moves[0] else layouts[0], spec):
             # The exchange finds that nothing is cut along its axes: kept axes are, instead.
-            moves, self.partial = resolve(spec._replace(exchanged=None), layouts, work)
+            moves, self.partial = resolve(spec._replace(exchanged=None), layouts, sizes, work)
         combine = spec.combine if self.partial.has_partial else None
         kind = None if combine is None or self.total is None else self.total.kind
         if combine and kind and not REDUCTIONS[combine].has_exact_identity(kind):
             source = moves[0][1] if moves[0] else layouts[0]
             if _has_empty_block(source, spec):  # it must contribute nothing, and could not
                 self.spec = spec._replace(combine=None, partial=())
-                moves, self.partial = resolve(self.spec, layouts, work)
+                moves, self.partial = resolve(self.spec, layouts, sizes, work)
         return moves
 
     def _states_outgrow(self, source: Layout, spec: Spec) -> bool:

@@ -1,8 +1,8 @@
 """Resolution: from the rules of one mesh axis to what operands of given layouts must become.
 
 The rules are expanded to all mesh axes, and of all ways to meet them the cheapest redistribution
-of the inputs is chosen. Nothing here communicates, and the outcome depends on layouts alone, so
-that all ranks choose alike.
+of the inputs is chosen. Nothing here communicates, and the outcome depends on layouts and sizes of
+items alone, so that all ranks choose alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from distarray.layout import Layout, Partial, Placement, Shard, mark_counted
 from distarray.redistribute import estimate
 from distarray.typing import Shape
 
-_ITEMSIZE = 8  # costs are weighed for this item size, so that a resolution depends on layouts alone
 _COMBINATIONS = 512  # 8 choices on 3 mesh axes; beyond, these are decided one after another
 
 Choice = int | None | Rule
@@ -30,13 +29,15 @@ Cuts = dict[int, tuple[tuple[int, ...], Any]]
 def resolve(
     spec: Spec,
     layouts: Sequence[Layout],
+    sizes: Sequence[int],
     work: Callable[[Sequence[Layout]], float] | None = None,
 ) -> tuple[list[Move], Layout]:
     """Return the moves of the cheapest way to run `spec` on operands of one mesh, and the output.
 
     Inputs that fit as they are stay as they are. Otherwise the redistribution of the inputs, and
-    of a Partial output that it would create, is weighed by `redistribute.estimate`, together with
-    the seconds of the local call that `work(input layouts)` gives.
+    of a Partial output that it would create, is weighed by `redistribute.estimate` for items of
+    `sizes` bytes (of each input, then of the output), together with the seconds of the local call
+    that `work(input layouts)` gives.
     """
     mesh = layouts[0].mesh
     if all(layout.shard_order is None and not layout._boundaries for layout in layouts):
@@ -51,11 +52,11 @@ def resolve(
     for choices in per_axis:
         count *= len(choices)
     if count > _COMBINATIONS:
-        per_axis = _narrow(spec, layouts, per_axis)
+        per_axis = _narrow(spec, layouts, sizes, per_axis)
     best: tuple[float, list[Layout], Layout] | None = None
     ways = (_layouts(spec, layouts, chosen) for chosen in itertools.product(*per_axis))
     for targets, output in itertools.chain.from_iterable(ways):
-        cost = _cost(layouts, targets, output)
+        cost = _cost(layouts, targets, output, sizes)
         if cost and work is not None:
             cost += work(targets)
         if best is None or cost < best[0]:
@@ -133,7 +134,7 @@ def _choices(spec: Spec, have: tuple[Placement, ...]) -> list[Choice]:
 
 
 def _narrow(
-    spec: Spec, layouts: Sequence[Layout], per_axis: list[list[Choice]]
+    spec: Spec, layouts: Sequence[Layout], sizes: Sequence[int], per_axis: list[list[Choice]]
 ) -> list[list[Choice]]:
     """Decide one mesh axis after another, each with the others at their first choice."""
     chosen: list[list[Choice]] = [[choices[0]] for choices in per_axis]
@@ -142,7 +143,8 @@ def _narrow(
         for choice in choices:
             combination = [kept[0] for kept in chosen]
             combination[axis] = choice
-            options = [_cost(layouts, *built) for built in _layouts(spec, layouts, combination)]
+            ways = _layouts(spec, layouts, combination)
+            options = [_cost(layouts, *built, sizes) for built in ways]
             costs.append(min(options, default=float("inf")))
         chosen[axis] = [choices[costs.index(min(costs))]]
     return chosen
@@ -231,12 +233,15 @@ def _layout(
     return Layout(mesh, placements, shape, shard_order=order, boundaries=boundaries or None)
 
 
-def _cost(layouts: Sequence[Layout], targets: Sequence[Layout], output: Layout) -> float:
+def _cost(
+    layouts: Sequence[Layout], targets: Sequence[Layout], output: Layout, sizes: Sequence[int]
+) -> float:
     """Return the seconds that moving the inputs takes, and reducing what that leaves Partial."""
-    pairs = [(src, dst) for src, dst in zip(layouts, targets, strict=True) if src != dst]
-    if not pairs:
+    *each, made = sizes
+    moved = [one for one in zip(layouts, targets, each, strict=True) if one[0] != one[1]]
+    if not moved:
         return 0.0
-    cost = sum(estimate(src, dst, _ITEMSIZE) for src, dst in pairs)
+    cost = sum(estimate(src, dst, size) for src, dst, size in moved)
     if output.has_partial:
-        cost += estimate(output, output.without_partial(), _ITEMSIZE)
+        cost += estimate(output, output.without_partial(), made)
     return max(cost, 1e-12)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from itertools import chain, product
 from typing import Any
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distarray as da
 from distarray.core._spec import ADDITIVE, LINEAR, POINTWISE, Spec, pointwise
 from distarray.core.engine import _resolution
 from distarray.core.engine._resolution import resolve
 from distarray.layout import AbstractMesh, Layout, Shard
+from distarray.testing import simulate
 from tests.layout.strategies import layouts
 
 
@@ -34,19 +38,22 @@ def calls(draw: Any) -> tuple[Spec, list[Layout]]:
     return Spec((letters, letters), letters[:-1], "sum"), [first, second]
 
 
-@given(calls(), st.booleans())
+@given(calls(), st.booleans(), st.lists(st.sampled_from([1, 4, 8, 16]), min_size=3, max_size=3))
 @settings(max_examples=100, deadline=None)
-def test_the_choice_is_that_of_a_search_through_all(call: Any, weighed: bool) -> None:
+def test_the_choice_is_that_of_a_search_through_all(
+    call: Any, weighed: bool, sizes: list[int]
+) -> None:
     spec, operands = call
+    sizes = sizes[-1 - len(operands) :]
     work = (lambda targets: 1e-6 * sum(one.size for one in targets)) if weighed else None
     placements = zip(*(one.placements for one in operands), strict=True)
     choices = product(*(_resolution._choices(spec, have) for have in placements))
     costs = []
     for targets, output in chain(*(_resolution._layouts(spec, operands, one) for one in choices)):
-        cost = _resolution._cost(operands, targets, output)
+        cost = _resolution._cost(operands, targets, output, sizes)
         costs.append((cost + work(targets) if cost and work else cost, targets, output))
     _, targets, output = min(costs, key=lambda one: one[0])
-    moves, found = resolve(spec, operands, work)
+    moves, found = resolve(spec, operands, sizes, work)
     assert found is output
     assert [one and one[1] for one in moves] == [
         None if src is dst else dst for src, dst in zip(operands, targets, strict=True)
@@ -58,12 +65,29 @@ def test_operands_that_fit_are_not_weighed_against_other_ways(monkeypatch) -> No
     priced = []
     plain = _resolution._cost
     monkeypatch.setattr(_resolution, "_cost", lambda *one: priced.append(one) or plain(*one))
-    moves, output = resolve(pointwise(((7, 5),), (7, 5)), [layout])
+    moves, output = resolve(pointwise(((7, 5),), (7, 5)), [layout], [8, 8])
     assert moves == [None]
     assert output is layout
     assert not priced
     uneven = layout.replace(boundaries={0: (0, 1, 7)})
-    moves, output = resolve(pointwise(((7, 5),), (7, 5)), [uneven])
+    moves, output = resolve(pointwise(((7, 5),), (7, 5)), [uneven], [8, 8])
     assert moves == [None]
     assert output is uneven
     assert len(priced) == 1
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_has_the_smaller_items_moves_to_what_has_the_larger_ones(ranks: int) -> None:
+    mask, values = np.arange(600).reshape(24, 25) % 7 > 2, np.arange(600.0).reshape(24, 25) * 1j
+
+    def program() -> None:
+        by_rows = da.distribute_array(mask, placements=[da.Shard(0)])
+        by_columns = da.distribute_array(values, placements=[da.Shard(1)])
+        for function in (np.multiply, lambda a, b: np.where(a, b, 0)):
+            with da.CommLog() as log:
+                found = function(by_rows, by_columns)
+            assert found.layout is by_columns.layout
+            assert 0 < log.bytes() <= found.to_local().size
+            assert np.array_equal(found.full_array(), function(mask, values))
+
+    simulate(ranks, program)
