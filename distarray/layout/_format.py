@@ -50,8 +50,8 @@ def bytes_text(count: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a duration with a unit: ``3.1 us``, ``12.0 ms``, ``1.5 s``."""
-    for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if abs(seconds) < limit:
+    for factor, unit in ((1e9, "ns"), (1e6, "us"), (1e3, "ms")):
+        if round(abs(seconds) * factor, 1) < 1000:
             return f"{seconds * factor:.1f} {unit}"
     return f"{seconds:.1f} s"
 

@@ -26,7 +26,16 @@ def test_bytes_have_a_unit(count: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(3e-8, "30.0 ns"), (3.1e-6, "3.1 us"), (0.012, "12.0 ms"), (1.5, "1.5 s"), (90.0, "90.0 s")],
+    [
+        (3e-8, "30.0 ns"),
+        (0.99999e-6, "1.0 us"),
+        (3.1e-6, "3.1 us"),
+        (0.99999e-3, "1.0 ms"),
+        (0.012, "12.0 ms"),
+        (0.99999, "1.0 s"),
+        (1.5, "1.5 s"),
+        (90.0, "90.0 s"),
+    ],
 )
 def test_seconds_have_a_unit(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
