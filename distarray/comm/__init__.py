@@ -25,6 +25,7 @@ from distarray.comm._device_mesh import (
     default_mesh,
     default_placements,
     init_device_mesh,
+    name_meshes,
     use_mesh,
     world,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "list_first",
     "load_measured",
     "merge_runs",
+    "name_meshes",
     "narrow_bfloat16",
     "packed_at_a_time",
     "pause_logs",

@@ -12,6 +12,7 @@ from math import prod
 from types import ModuleType
 from typing import Any, Never, final
 
+from distarray.comm._agreement import name_ranks
 from distarray.comm._communicator import Communicator
 from distarray.comm._launcher import launched_local_rank
 from distarray.comm.cuda import _device
@@ -292,6 +293,19 @@ class DeviceMesh(Mesh):
         return f"[{self._list_axes()}]"
 
 
+def name_meshes(meshes: Iterable[Any]) -> str:
+    """Return the different ones among meshes, for a message, by what tells them apart."""
+    found = dict.fromkeys(meshes)
+    several = len({mesh.device for mesh in found}) > 1
+    shown = set()
+    for mesh in found:
+        numbers = dict(zip(mesh._base.ranks, mesh._base.world_ranks, strict=True))
+        ranks = name_ranks([numbers[rank] for rank in mesh.flat_ranks])
+        shown.add(f"{mesh} of {ranks} on {mesh.device}" if several else f"{mesh} of {ranks}")
+    over = "" if len(shown) == len(found) else ", over different communicators"
+    return f"{' and '.join(sorted(shown))}{over}"
+
+
 def init_device_mesh(
     shape: Sequence[int],
     axis_names: Sequence[str] | None = None,
@@ -382,10 +396,13 @@ def _mesh(description: _Description, comm: Any, device: str | None) -> DeviceMes
         have = "1 process" if base.size == 1 else f"{base.size} processes"
         unknown = sorted(set(ranks) - known)
         shown = f"ranks {unknown[0]} to {unknown[-1]}" if len(unknown) > 1 else f"rank {unknown[0]}"
+        if comm is None:
+            whose = f"{have} of this program; start it with mpiexec -n {max(unknown) + 1}"
+        else:
+            whose = f"{have} of comm=; pass a communicator of more of them"
         raise MeshError(
-            f"a mesh of shape {shape} asks for {shown}, not among the {have} of "
-            f"this program; start it with mpiexec -n {max(unknown) + 1}, or make a mesh of fewer "
-            "ranks"
+            f"a mesh of shape {shape} asks for {shown}, not among the {whose}, or make a mesh of "
+            "fewer ranks"
         )
     return _intern(description, base, device)
 

@@ -255,3 +255,18 @@ def test_mesh_of_all_ranks_survives_pickling():
             pickle.dumps(pair)
 
     simulate(2, run)
+
+
+def test_too_few_ranks_are_those_of_the_program_or_of_the_communicator() -> None:
+    def program() -> None:
+        with pytest.raises(
+            MeshError, match="the 4 processes of this program; start it with mpiexec -n 6"
+        ):
+            init_device_mesh((6,))
+        line = init_device_mesh((2, 2))["axis0"].communicator()
+        with pytest.raises(
+            MeshError, match="the 2 processes of comm=; pass a communicator of more"
+        ):
+            init_device_mesh((6,), comm=line)
+
+    simulate(4, program)

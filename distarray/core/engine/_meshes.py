@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distarray.comm import Communicator
+from distarray.comm import Communicator, name_meshes
 from distarray.errors import DeviceError, MeshError
 from distarray.layout import Layout, Replicate
 from distarray.typing import Shape
@@ -37,11 +37,10 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
             f"{name} got operands on {' and '.join(map(repr, devices))}; nothing moves between "
             f"devices unless it is asked for: bring one over with x.to_device({devices[0]!r})"
         )
-    shown = " and ".join(dict.fromkeys(str(mesh) for mesh in meshes))
     raise MeshError(
-        f"{name} got operands on different meshes: {shown}; all operands must live on one mesh "
-        "(or on sub-meshes of it); make them there with mesh=, or inside of da.use_mesh(mesh), or "
-        "move one with x.redistribute(placements, mesh=other.mesh)"
+        f"{name} got operands on different meshes: {name_meshes(meshes)}; all operands must live "
+        "on one mesh (or on sub-meshes of it); make them there with mesh=, or inside of "
+        "da.use_mesh(mesh), or move one with x.redistribute(placements, mesh=other.mesh)"
     )
 
 

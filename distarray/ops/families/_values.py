@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, name_meshes
 from distarray.core import BaseArray, empty_block, reduced_source, refusal, replicated_layout
 from distarray.errors import (
     ArgumentTypeError,
@@ -52,7 +52,7 @@ def check_one_mesh(name: str, *values: Any) -> None:
     meshes = {x._layout.mesh for x in values if isinstance(x, BaseArray)}
     if len(meshes) > 1:
         raise MeshError(
-            f"{name} got operands on different meshes: {' and '.join(sorted(map(str, meshes)))}; "
+            f"{name} got operands on different meshes: {name_meshes(meshes)}; "
             "bring them to one: x.redistribute(placements, mesh=...)"
         )
 

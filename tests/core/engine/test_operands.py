@@ -19,7 +19,7 @@ from distarray.array._array import DistArray, distribute_array
 from distarray.array._mapping import map_blocks
 from distarray.comm import default_mesh
 from distarray.core._dtypes import REFUSALS
-from distarray.errors import ArgumentTypeError, DTypeError, ShapeError
+from distarray.errors import ArgumentTypeError, DTypeError, MeshError, ShapeError
 from distarray.layout import Replicate, Shard
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.creation._filled import full
@@ -324,3 +324,20 @@ def test_what_holds_python_objects_is_told_what_to_pass_instead(value: Any, reme
 def test_a_sparse_operand_is_told_what_to_pass_instead() -> None:
     with pytest.raises(ArgumentTypeError, match=r"add does not take csr_array; .*toarray\(\)"):
         da.add(da.ones((4, 4)), sparse.csr_array(np.eye(4)))
+
+
+def test_meshes_that_do_not_fit_are_told_apart_by_their_ranks_or_communicators() -> None:
+    def program() -> list[str]:
+        line = da.init_device_mesh((2, 2), ("down", "across"))["across"].communicator()
+        first = da.ones(4, mesh=da.DeviceMesh([0, 1]))
+        told = []
+        for other in (da.DeviceMesh([1, 2]), da.DeviceMesh(line.ranks, comm=line)):
+            for call in (np.add, da.isin):
+                with pytest.raises(MeshError) as refused:
+                    call(first, da.ones(4, mesh=other))
+                told.append(str(refused.value).split(": ")[1].split(";")[0])
+        return told
+
+    told = simulate(4, program)[0]
+    assert told[:2] == ["[axis0=2] of ranks 0, 1 and [axis0=2] of ranks 1, 2"] * 2
+    assert told[2:] == ["[axis0=2] of ranks 0, 1, over different communicators"] * 2
