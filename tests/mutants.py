@@ -774,8 +774,8 @@ MUTANTS = (
     Mutant(
         "boundaries are taken for the default split by their first block",
         "layout/_partition.py",
-        "return offsets[1] == first and chunk(offsets[-1], counts).offsets == tuple(offsets)",
-        "return offsets[1] == first",
+        "return len(offsets) <= 3 or chunk(offsets[-1], counts).offsets == tuple(offsets)",
+        "return True",
         ("layout/test_carrying.py",),
     ),
     Mutant(

@@ -117,7 +117,7 @@ def make_read_only(array: Buffer) -> Buffer:
         if array.base.__class__ is bytes:  # which nobody can make writable
             return array
         view = array.view()
-        view.flags.writeable = False
+        view.setflags(write=False)
         return view
     cuda = importlib.import_module("cupy").cuda
     memory = _read_only_memory(cuda)(array.data.ptr, array.nbytes, array, array.device.id)

@@ -204,7 +204,8 @@ def describe(
         return _description(mesh, frame, extents, size, order)
     partitions = [*map(chunk, extents, frame.counts)]
     kept = _apply_boundaries(boundaries, partitions, extents)
-    return _description(mesh, frame, extents, size, order, kept, tuple(partitions))
+    splits = tuple(partitions) if kept else None
+    return _description(mesh, frame, extents, size, order, kept, splits)
 
 
 def describe_lengths(mesh: Mesh, frame: Frame, shape: Shape) -> Description:
@@ -242,20 +243,18 @@ def describe_carried(
         frame = _frame_of(mesh, placed, len(shape), order)
         own = {axes[old]: split for old, split in own.items() if old in axes}
     extents, size = _read_shape(shape)
-    if not own and not offsets:
-        return _description(mesh, frame, extents, size, order)
-    partitions: list[Partition] = []
     kept: list[tuple[int, tuple[int, ...]]] = []
-    for axis, (length, counts) in enumerate(zip(extents, frame.counts, strict=True)):
-        split = offsets.get(axis) or own.get(axis)
-        if split is not None:
-            if split[-1] != length or len(split) != prod(counts) + 1:
-                _read_split(axis, split, chunk(length, counts))  # tells what is wrong
-            if not is_chunk(split, counts):
-                partitions.append(explicit(split))
-                kept.append((axis, split))
-                continue
-        partitions.append(chunk(length, counts))
+    for axis, split in sorted({**own, **offsets}.items()):
+        length, counts = extents[axis], frame.counts[axis]
+        if split[-1] != length or len(split) != prod(counts) + 1:
+            _read_split(axis, split, chunk(length, counts))  # tells what is wrong
+        if not is_chunk(split, counts):
+            kept.append((axis, split))
+    if not kept:
+        return _description(mesh, frame, extents, size, order)
+    partitions = [*map(chunk, extents, frame.counts)]
+    for axis, split in kept:
+        partitions[axis] = explicit(split)
     return _description(mesh, frame, extents, size, order, tuple(kept), tuple(partitions))
 
 

@@ -125,6 +125,10 @@ class _Chunked(Partition):
     @property
     def offsets(self) -> tuple[int, ...]:
         # Not kept: `chunk` keeps many of these for long.
+        if len(self.counts) == 1:
+            step = -(-self.size // self.count) or 1
+            inner = range(step, self.size, step)
+            return 0, *inner, *(self.size,) * (self.count - len(inner))
         found: Sequence[int] = (0, self.size)
         for count in self.counts:
             finer = [0]
@@ -256,8 +260,10 @@ def is_chunk(offsets: Sequence[int], counts: tuple[int, ...]) -> bool:
     first = offsets[-1]
     for count in counts:
         first = -(-first // count)
-    # The first block differs mostly, and all offsets take longer.
-    return offsets[1] == first and chunk(offsets[-1], counts).offsets == tuple(offsets)
+    # The first block differs mostly, and all offsets take longer; it says all of two.
+    if offsets[0] or offsets[1] != first:
+        return False
+    return len(offsets) <= 3 or chunk(offsets[-1], counts).offsets == tuple(offsets)
 
 
 def explicit(offsets: Sequence[int]) -> Partition:

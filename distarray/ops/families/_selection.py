@@ -140,17 +140,18 @@ class Selection:
         None where the view is the result: nothing is sent, and nothing made that other keys share.
     """
 
-    def __init__(self, op: Op, x: BaseArray, entries: Key) -> None:
-        source = self._source = x._layout
+    def __init__(self, op: Op, entries: Key, source: Layout, dtype: Any) -> None:
+        self._source = source
         items = self._items = expand(entries, source.shape)
         self.key, parts = _locate(source, items, Ellipsis not in entries)
-        self._parts, self.step, self._outcome = parts, None, None
+        self._parts, self.step, self._outcome, self._purpose = parts, None, None, None
         if parts.taken or parts.flipped or parts.is_item:
-            step = self.step = steps[op, parts, source, x._local.dtype]
-            # Ranks must agree on it: other items of one block leave layouts that are the same.
-            self._purpose = Purpose(_number(items), self.text)
-            self._outcome = step.plan
-            self.kept = self._outcome.kept
+            step = self.step = steps[op, parts, source, dtype]
+            outcome: Outcome = step.plan
+            self._outcome, self.kept = outcome, outcome.kept
+            if not outcome.is_local:
+                # Ranks must agree on it: other items of one block leave layouts that are the same.
+                self._purpose = Purpose(_number(items), self.text)
         else:
             self.kept = parts.in_view(source)
 
@@ -185,17 +186,39 @@ class Selection:
 class _Selections(Resolutions):
     """Selections by (operation, key, layout, dtype).
 
-    Most keys of loops never come back. So a selection goes into the short memory, and stays where
-    it is asked for again.
+    Most keys of loops never come back, and what is kept of them pushes all else out of the caches
+    of a core. So a selection is kept once its key, noted by its hash among the last ones, is asked
+    for again; of counted layouts it goes into the short memory.
     """
 
-    def __missing__(self, key: tuple[Any, ...]) -> Selection | None:
-        found: Selection | None = recall(self, key)
-        if found is not None and not key[2].is_counted:
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: list[Any] = [None] * _LAST_KEYS
+
+    def __missing__(self, key: tuple[Any, ...]) -> Selection:
+        found: Selection | None
+        if key[2].is_counted:
+            found = recall(self, key)
+            if found is None:
+                found = Selection(*key)
+                keep_recent(self, key, found, found.nbytes)
+            return found
+        found = Selection(*key)
+        place = hash(key) % _LAST_KEYS
+        if self._last[place] == key:
             remember(self, key, found, found.nbytes)
+        else:
+            self._last[place] = key
         return found
 
+    def clear(self) -> None:
+        """Forget the last keys, too."""
+        super().clear()
+        self._last = [None] * _LAST_KEYS
 
+
+_LAST_KEYS = 512
+"""Keys that are known to have been there: 0.1 MiB of tuples."""
 _selections = cache(_Selections)
 _ENTRY_BYTES = 1 << 10
 """Of a key and a selection whose step is kept for others, too: 640 to 950 by tracemalloc."""
@@ -209,11 +232,7 @@ def select(op: Op, x: BaseArray, entries: Key) -> Selection:
     IndexingError
         If it is out of range or too long.
     """
-    known = (op, entries, x._layout, x._local.dtype)
-    found: Selection | None = _selections[known]
-    if found is None:
-        found = Selection(op, x, entries)
-        keep_recent(_selections, known, found, found.nbytes)
+    found: Selection = _selections[op, entries, x._layout, x._local.dtype]
     return found
 
 
@@ -309,7 +328,7 @@ def _layouts_of(layout: Layout, parts: Parts) -> Layouts:
     return Layouts((layout,), output, tuple(sends), copies_view=is_copy, plan=outcome)
 
 
-def _bind(step: Step) -> Callable[[Key, Purpose, Buffer], Buffer]:
+def _bind(step: Step) -> Callable[..., Buffer]:
     """Return the function that takes the selected items of this process's block."""
     found: Outcome = step.plan
     output = found.output
@@ -377,8 +396,8 @@ def basic_key(key: Any) -> Key | None:
 
     To raise takes 10 us.
     """
-    found = [_entry(entry) for entry in (key if type(key) is tuple else (key,))]
-    return None if _ARRAY in found else tuple(found)
+    found = tuple(map(_entry, key)) if type(key) is tuple else (_entry(key),)
+    return None if _ARRAY in found else found
 
 
 _ARRAY: Any = object()
@@ -492,11 +511,11 @@ def _item(entry: Any, axis: int, size: int) -> Item:
         return entry % size
     if entry[2] == 0:
         raise ArgumentError(f"a slice of axis {axis} has step 0; steps are positive or negative")
-    chosen = range(*slice(*entry).indices(size))
-    start, count = chosen.start, len(chosen)
+    chosen = range(size)[slice(*entry)]
+    start, count, step = chosen.start, len(chosen), chosen.step
     if count <= 1:  # where nothing is skipped or reversed, the step says nothing
         return range(start, start + 1) if count else range(0)
-    return range(start, start + count * chosen.step, chosen.step)
+    return chosen if step == 1 else range(start, start + count * step, step)
 
 
 def _show(key: Key) -> str:
@@ -512,12 +531,13 @@ def _slice(item: range) -> slice:
 def _bounds(item: range, offsets: Sequence[int]) -> tuple[int, ...]:
     """Return how many of the items (with a positive step) lie before each boundary."""
     start, stop, step, count = item.start, item.stop, item.step, len(item)
-    return tuple(
-        [
-            0 if bound <= start else count if bound >= stop else -((start - bound) // step)
-            for bound in offsets
-        ]
-    )
+    found = [0]
+    for bound in offsets[1:]:
+        if bound <= start:
+            found.append(0)
+        else:
+            found.append(count if bound >= stop else -((start - bound) // step))
+    return tuple(found)
 
 
 def _free_axes(layout: Layout, taken: Sequence[int]) -> Layout:

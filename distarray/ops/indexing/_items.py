@@ -134,7 +134,9 @@ def getitem(x: Any, key: Any) -> Any:
 
 def _basic_entries(key: Any) -> Key | None:
     """Return a key of integers, slices, `...` and None; None for one of another kind."""
-    if isinstance(key, list) or (isinstance(key, (BaseArray, np.ndarray)) and key.ndim):
+    if key.__class__ is not slice and (
+        isinstance(key, list) or (isinstance(key, (BaseArray, np.ndarray)) and key.ndim)
+    ):
         return None  # the most frequent ones, found sooner
     try:
         return basic_key(key)
