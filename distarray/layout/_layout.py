@@ -22,7 +22,7 @@ from distarray.layout._canonical import (
 )
 from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
-from distarray.layout._partition import Partition, chunk, length, shortest
+from distarray.layout._partition import Partition, chunk, interval, shortest
 from distarray.layout._placements import Partial, Placement, Replicate
 from distarray.typing import AxisName, Box, Shape
 
@@ -227,11 +227,15 @@ class Layout(Description):
             One interval per array axis; None where the process is not in the mesh.
         """
         if coordinate is None:
-            if self._own_box is None:
-                coordinate = self.mesh.coordinate
-                if coordinate is not None:
-                    _set_own_box(self, self._box(coordinate))
-            return self._own_box
+            own = self._own_box
+            parts = self.frame.own
+            if own is None and parts is not None:  # this process is in the mesh
+                if self._boundaries:
+                    own = self._box(cast("Any", self.mesh.coordinate))
+                else:
+                    own = tuple(map(interval, self.shape, parts))
+                _set_own_box(self, own)
+            return own
         self.mesh.check_coordinate(coordinate)
         return self._box(coordinate)
 
@@ -264,12 +268,8 @@ class Layout(Description):
         if coordinate is None:
             own = self._own_shape
             if own is None:
-                parts = self.frame.own
-                if parts is not None and not self._boundaries:
-                    own = tuple(map(length, self.shape, parts))
-                else:
-                    box = self.local_box()
-                    own = (0, *self.shape[1:]) if box is None else tuple([b - a for a, b in box])
+                box = self.local_box()
+                own = (0, *self.shape[1:]) if box is None else tuple([b - a for a, b in box])
                 _set_own_shape(self, own)
             return own
         self.mesh.check_coordinate(coordinate)

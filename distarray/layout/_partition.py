@@ -172,16 +172,17 @@ class _Chunked(Partition):
         return f"chunk({self.size}, {self.counts})"
 
 
-def length(size: int, parts: Sequence[tuple[int, int]]) -> int:
-    """Return the length of a block of ``chunk(size, counts)``: pairs of a count and which part."""
+def interval(size: int, parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the bounds of a block of ``chunk(size, counts)``: pairs of a count and which part."""
+    start, stop = 0, size
     for count, digit in parts:
-        longest = -(-size // count)
-        size -= digit * longest
-        if size > longest:
-            size = longest
-        elif size < 0:
-            size = 0
-    return size
+        longest = -(-(stop - start) // count)
+        start += digit * longest
+        if start + longest < stop:
+            stop = start + longest
+        elif start > stop:
+            start = stop
+    return start, stop
 
 
 def shortest(size: int, counts: tuple[int, ...]) -> int:

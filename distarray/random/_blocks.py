@@ -107,7 +107,7 @@ def fill_integers(
     """
     # The last: below it the lower bits of a product are drawn again. All are modulo 2**64.
     parameters = least & _LOWER, among & _LOWER, 2**64 % among
-    bits = out.view(f"u{out.itemsize}")
+    bits = out if out.dtype.kind == "u" else out.view(_UNSIGNED[out.itemsize])
     _fill(bits, "integer", words_of(key, call), geometry_of(shape, box), parameters)
 
 
@@ -142,7 +142,8 @@ def _fill(
     first: int = 0,
 ) -> None:
     if isinstance(out, np.ndarray):
-        _fill_on_host(out.reshape(-1), kind, words, geometry, parameters, first)
+        flat = out if out.ndim == 1 else out.reshape(-1)
+        _fill_on_host(flat, kind, words, geometry, parameters, first)
         return
     given = tuple(map(np.uint64, parameters)) if kind == "integer" else parameters
     if not launch_kernel(out, kind, words, geometry, given):
@@ -215,6 +216,7 @@ def _job_of(kind: str, dtype: np.dtype[Any]) -> tuple[str, Any]:
     return f"random {kind} {dtype.name}", kernel(_KERNELS, "fill", kind, dtype.name)
 
 
+_UNSIGNED: Final = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 _NONE: Final = np.array(0.0)
 _ONE: Final = np.uint64(1)
 
@@ -263,7 +265,7 @@ def _make_floats(
         if found is not out:
             out[...] = found
         return
-    if loc == 0.0 and scale == 1.0 and out.dtype == np.float64:
+    if loc == 0.0 and scale == 1.0 and out.dtype.char == "d":
         np.add(_NONE, found, out)  # there is no -0.0 then
         return
     with np.errstate(over="ignore"):  # as in the kernels
@@ -349,7 +351,7 @@ def _along(
         drawn = [philox.bits(*run) for run in runs]
         found = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
     else:
-        found = out if out.dtype == np.float64 and out.size == count else np.empty(count)
+        found = out if out.dtype.char == "d" and out.size == count else np.empty(count)
         at = 0
         for index, length in runs:
             philox.fill(index, found[at : at + length])
@@ -404,14 +406,14 @@ def _by_formula(index: np.ndarray, words: Words) -> np.ndarray:
     return np.choose((index & np.uint64(3)).view(np.int64), found)
 
 
-def _is_of_bits(kind: str, dtype: Any) -> bool:
-    return kind == "integer" or (kind == "uniform" and dtype == np.float32)
+def _is_of_bits(kind: str, dtype: np.dtype[Any]) -> bool:
+    return kind == "integer" or (kind == "uniform" and dtype.char == "f")
 
 
 def _finished(found: np.ndarray, kind: str, dtype: Any, memory: _arrays.Memory) -> np.ndarray:
     """Return numbers of a kind, in the place of bits or uniform float64 if that may be."""
     if kind == "uniform":
-        return _formulas.unit_single(found) if dtype == np.float32 else found
+        return _formulas.unit_single(found) if dtype.char == "f" else found
     if kind == "integer":
         return found
     if found.size > _PYTHON_ITEMS:

@@ -27,7 +27,6 @@ to the counter before each block.
 from __future__ import annotations
 
 import math
-import struct
 from types import FunctionType, SimpleNamespace
 from typing import Any, Final
 
@@ -147,15 +146,20 @@ def double_of(bits: Any) -> Any:
     return bits.view(np.float64)
 
 
+def split_double(u: Any) -> tuple[Any, Any]:
+    """Return m, between sqrt(1/2) and sqrt(2), and e, a double as well, where u = 2**e * m."""
+    bits = bits_of(u) + TO_ROOT_HALF
+    e = double_of((bits >> S52) | INTEGER) - BIAS
+    return double_of((bits & MANTISSA) + ROOT_HALF), e
+
+
 def logarithm(u: Any) -> Any:
     """Return the natural logarithm of doubles in [2**-53, 1], to 2.5 units in the last place.
 
     With u = 2**e * m, m between sqrt(1/2) and sqrt(2), ln m = 2 artanh(s) where s = (m - 1) /
     (m + 1).
     """
-    bits = bits_of(u) + TO_ROOT_HALF
-    e = double_of((bits >> S52) | INTEGER) - BIAS
-    m = double_of((bits & MANTISSA) + ROOT_HALF)
+    m, e = split_double(u)
     s = (m - 1.0) / (m + 1.0)
     z = s * s
     t = LOG[7] * z + LOG[6]
@@ -227,11 +231,15 @@ def _of_numbers() -> SimpleNamespace:
     Their arithmetic is that of IEEE 754 as well, and takes less time than that of NumPy's scalars;
     integers do not wrap around, which none of these do.
     """
-    scope: dict[str, Any] = {k: int(v) if type(v) is _u64 else v for k, v in globals().items()}
-    pack, unpack = struct.Struct("=d"), struct.Struct("=Q")
+    scope: dict[str, Any] = dict(globals())
+    root_half = float(double_of(ROOT_HALF))
+
+    def split_number(u: float) -> tuple[float, float]:
+        m, e = math.frexp(u)
+        return (m, e) if m >= root_half else (m + m, e - 1)
+
     scope["np"] = math  # for square roots
-    scope["bits_of"] = lambda double: unpack.unpack(pack.pack(double))[0]
-    scope["double_of"] = lambda bits: pack.unpack(unpack.pack(bits))[0]
+    scope["split_double"] = split_number
     formulas = (logarithm, cosine_and_sine, normal_pair, exponential)
     made = {one.__name__: FunctionType(one.__code__, scope) for one in formulas}
     scope.update(made)

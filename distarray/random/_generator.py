@@ -193,8 +193,8 @@ class Generator(Distributions, Multivariate, Choices):
         if kind.kind not in "biu" or not kind.isnative:
             raise DTypeError(f"dtype={kind} holds no integers; use an integer type or bool")
         least, most = _limits_of(kind)
-        bounds = {"low": low} if high is None else {"low": low, "high": high}
-        if any(type(value) is not int and np.ndim(value) for value in bounds.values()):
+        if any(map(np.ndim, [one for one in (low, high) if type(one) not in _PLAIN])):
+            bounds = {"low": low} if high is None else {"low": low, "high": high}
             values = [read_integers(name, value) for name, value in bounds.items()]
             return self._integers_between(
                 [0, *values][-2:],
@@ -206,7 +206,8 @@ class Generator(Distributions, Multivariate, Choices):
                 mesh,
                 placements,
             )
-        first, last = [0, *[_integer(name, value) for name, value in bounds.items()]][-2:]
+        first = _integer("low", low)
+        first, last = (0, first) if high is None else (first, _integer("high", high))
         last -= not endpoint
         if first > last:
             raise ArgumentError(
@@ -429,6 +430,9 @@ class Generator(Distributions, Multivariate, Choices):
             found = secrets.randbits(128) if everyone.rank == 0 else None
             self._entropy = (everyone.broadcast_object(found, root=0),)
         return self._entropy
+
+
+_PLAIN = (int, type(None))
 
 
 @functools.lru_cache(maxsize=32)  # which NumPy takes 1 us to find

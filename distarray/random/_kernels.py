@@ -79,6 +79,7 @@ for _formula in (
     unit_double,
     unit_single,
     normal_pair,
+    _formulas.split_double,
     _formulas.logarithm,
     _formulas.cosine_and_sine,
     exponential,

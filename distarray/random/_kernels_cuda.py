@@ -75,9 +75,10 @@ def _compile(*names: str, of_floats: bool = True) -> list[Callable[..., Any]]:
 
 
 _scaled, _, _philox = _compile("scaled", "mix", "philox", of_floats=False)
-_unit_double, _unit_single, _, _exponential, _, _normal_pair = _compile(
-    "unit_double", "unit_single", "logarithm", "exponential", "cosine_and_sine", "normal_pair"
-)
+_unit_double, _unit_single, _, _, _exponential, _, _normal_pair = _compile(
+    "unit_double", "unit_single", "split_double", "logarithm", "exponential", "cosine_and_sine",
+    "normal_pair",
+)  # fmt: skip
 
 
 @device

@@ -42,10 +42,9 @@ def target_layout(
 ) -> Layout:
     """Return the layout that creation arguments ask for, with the defaults filled in."""
     given = choose_mesh(mesh)
-    check_device_name(device)
     if placements is None:
         placements = default_placements(given, len(shape), prod(shape))
-    if device is not None and device != given.device:
+    if device is not None and check_device_name(device) != given.device:
         if mesh is not None:
             raise DeviceError(
                 f"device={device!r} is not the mesh's, {given.device!r}; leave device out, or pass "
@@ -68,7 +67,7 @@ def build(layout: Layout, dtype: np.dtype[Any], make: Callable[[Box], Buffer]) -
         block = empty_block(whole, dtype)
     else:
         block = _backend.asarray(make(box), device_of(layout))
-    return _cut_out(block, whole, layout)
+    return new_array(block, layout) if whole is layout else _cut_out(block, whole, layout)
 
 
 def _build_alike(layout: Layout, dtype: np.dtype[Any], make: Callable[..., Buffer]) -> Any:
@@ -81,7 +80,7 @@ def _build_alike(layout: Layout, dtype: np.dtype[Any], make: Callable[..., Buffe
 
 
 def _cut_out(block: Buffer, whole: Layout, layout: Layout) -> Any:
-    return new_array(block if whole is layout else redistribute_local(block, whole, layout), layout)
+    return new_array(redistribute_local(block, whole, layout), layout)
 
 
 def check_bytes(layout: Layout, dtype: np.dtype[Any]) -> None:

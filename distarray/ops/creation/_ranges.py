@@ -35,6 +35,8 @@ _NUMPY_ITEMS = 4096
 _DATES = (np.datetime64, date)
 _DURATIONS = (np.timedelta64, timedelta)
 _REAL = (int, float, np.integer, np.floating, np.bool_)
+_WHOLE = (int, np.integer)
+_PLAIN = frozenset((int, float, type(None)))
 
 
 def _item(function: str, name: str, value: Any) -> Any:
@@ -49,6 +51,8 @@ def _item(function: str, name: str, value: Any) -> Any:
 
 
 def _number(function: str, name: str, value: Any) -> Any:
+    if value.__class__ is int or value.__class__ is float:
+        return value
     value = _item(function, name, value)
     if not isinstance(value, _REAL) or isinstance(value, np.timedelta64):
         raise ArgumentTypeError(
@@ -102,23 +106,25 @@ def arange(
     >>> print(da.arange("2024-02-28", "2024-03-02", dtype="datetime64[D]"))
     ['2024-02-28' '2024-02-29' '2024-03-01']
     """
-    start, stop, step = (
-        _item("arange", name, one)
-        for name, one in (("start", start), ("stop", stop), ("step", step))
-    )
-    timed = _time_dtype(start, stop, step, dtype)
-    if timed is not None:
-        kind, times = _times(timed, start, stop, step)
-        head = np.asarray(times[:2], np.int64)
-        layout = target_layout((len(times),), mesh, placements, device)
-        return build(layout, kind, lambda box: _count_from(head, *box[0]).astype(kind, copy=False))
+    if dtype is not None or not _PLAIN.issuperset(map(type, (start, stop, step))):
+        start = _item("arange", "start", start)
+        stop = _item("arange", "stop", stop)
+        step = _item("arange", "step", step)
+        timed = _time_dtype(start, stop, step, dtype)
+        if timed is not None:
+            kind, times = _times(timed, start, stop, step)
+            line = np.asarray(times[:2], np.int64)
+            layout = target_layout((len(times),), mesh, placements, device)
+            return build(
+                layout, kind, lambda box: _count_from(line, *box[0]).astype(kind, copy=False)
+            )
     if stop is None:
         start, stop = 0, start
     first = _number("arange", "start", start)
     last = _number("arange", "stop", stop)
     by = _number("arange", "step", step)
     kind = normalize_dtype(dtype, _range_dtype(first, last, by))
-    if all(isinstance(x, (int, np.integer)) for x in (first, last, by)):
+    if isinstance(first, _WHOLE) and isinstance(last, _WHOLE) and isinstance(by, _WHOLE):
         first, last, by = int(first), int(last), int(by)  # whose differences have no range
     if kind.kind not in "iufc" and not (kind.kind == "b" and _length(first, last, by) <= 2):
         raise DTypeError(f"arange cannot count in dtype {kind}; use an integer or floating dtype")
