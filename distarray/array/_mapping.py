@@ -100,13 +100,11 @@ def map_blocks(
         digest = _replicas.summarize(result[0]) if _replicas.checked else ""
         return tuple(result[0].shape), result[0].dtype.str, digest
 
-    shapes, dtypes, digests = (
-        list(x) for x in zip(*all_gather_checked(mesh, "map_blocks", say), strict=True)
-    )
+    shapes, dtypes, digests = zip(*all_gather_checked(mesh, "map_blocks", say), strict=True)
     check_blocks(mesh, "map_blocks: the results", shapes, dtypes)
     _check_axes(placed, len(shapes[0]))
     order = first.shard_order if placed == whole else None
-    layout = infer_layout(mesh, placed, tuple(shapes), told, order)
+    layout = infer_layout(mesh, placed, shapes, told, order)
     if any(digests):
         remedy = 'for parts of a sum pass out_placements=[Partial("sum")]'
         _replicas.refuse(mesh, "map_blocks", "the result", digests, layout, remedy)

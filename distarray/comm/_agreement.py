@@ -10,6 +10,7 @@ the program where a rank is, or where its error was raised.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -175,7 +176,11 @@ def all_gather_checked(mesh: Any, call: str, say: Callable[[], T]) -> list[T]:
         return [say()]
     mine, error = attempt(say, call)
     what = call, mesh.axis_names, mesh.shape
-    told = comm.all_gather_object((what, mine))
+    packed = pickle.dumps((what, mine))
+    brought = comm.all_gather_pickled(packed)
+    if not isinstance(mine, Failure) and brought.count(packed) == comm.size:
+        return [mine] * comm.size
+    told = [pickle.loads(one) for one in brought]
     calls, everyone = [other for other, _ in told], [answer for _, answer in told]
     if calls.count(what) < len(calls):
         raise mismatch_error([*map(_call_text, calls)], comm.world_ranks)

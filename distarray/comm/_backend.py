@@ -59,7 +59,7 @@ def device_of(array: Buffer) -> str:
 def is_here(array: Buffer, device: str) -> bool:
     """Tell whether an array is on the device, for this rank, that a mesh names."""
     if kind_of(device) == "cpu" or is_numpy(array):
-        return kind_of(device) == kind_of(device_of(array))
+        return kind_of(device) == "cpu" and is_numpy(array)
     return bool(array.device.id == _device.number_of(device))
 
 

@@ -406,11 +406,14 @@ class Communicator(ABC):
         """Return every rank's object, pickled on the way; for small ones."""
         if self.size == 1:
             return [obj]
+        return [pickle.loads(item) for item in self.all_gather_pickled(pickle.dumps(obj))]
+
+    def all_gather_pickled(self, mine: bytes) -> list[bytes]:
+        """Return what `all_gather_object` does, all of it still pickled."""
         started = perf_counter()
-        mine = pickle.dumps(obj)
         everyone = self._all_gather_bytes(mine)
         self.record("all_gather_object", sum(map(len, everyone)) - len(mine), started)
-        return [pickle.loads(item) for item in everyone]
+        return everyone
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
         """Return the root's object on every rank, pickled on the way; for small ones."""

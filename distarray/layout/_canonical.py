@@ -252,10 +252,14 @@ def describe_carried(
             kept.append((axis, split))
     if not kept:
         return _description(mesh, frame, extents, size, order)
-    partitions = [*map(chunk, extents, frame.counts)]
-    for axis, split in kept:
-        partitions[axis] = explicit(split)
-    return _description(mesh, frame, extents, size, order, tuple(kept), tuple(partitions))
+    given = dict(kept)
+    partitions = tuple(
+        [
+            explicit(given[axis]) if axis in given else chunk(extents[axis], counts)
+            for axis, counts in enumerate(frame.counts)
+        ]
+    )
+    return _description(mesh, frame, extents, size, order, tuple(kept), partitions)
 
 
 def _read_shape(shape: Sequence[int]) -> tuple[Shape, int]:
