@@ -36,6 +36,8 @@ def is_numpy(array: Any) -> bool:
 def is_cupy(array: Any) -> bool:
     """Tell whether ``array`` is a CuPy array, without importing CuPy."""
     kind = type(array)
+    if kind is np.ndarray:
+        return False
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
 
 

@@ -46,6 +46,8 @@ def normalize_axes(axes: Any, ndim: int) -> tuple[int, ...]:
     """
     if axes is None:
         return tuple(range(ndim))
+    if type(axes) is int and -ndim <= axes < ndim:
+        return (axes % ndim,)
     read = read_axes(axes)
     listed = read if isinstance(read, tuple) else (read,)
     found: list[int] = []

@@ -124,6 +124,8 @@ class Joined:
         """Operand of whose own block a part is taken, where it is there and in the result."""
         self._rounds: list[_Round] = []
         """What is read of others."""
+        self._steps: list[_Exchange] = []
+        """Of all rounds."""
         self._wire: dict[Communicator, int] = {}
         """Of those that reach not all blocks, in how many rounds the others' parts travel."""
         if not any(p.src.has_partial for p in parts):
@@ -179,6 +181,7 @@ class Joined:
             held = prod(operands[operand].local_shape()) * dtype.itemsize
             is_last = last[communicator] == operand
             self._rounds.append(one._replace(is_last=is_last, lends=is_mostly_read(sent, held)))
+        self._steps = [step for one in self._rounds for step in one.steps]
         sources = [(operands[one.operand], dtype) for one in self._rounds]
         if len(communicators) == 1 and are_small(sources, self._rounds[0].communicator):
             wanted = [{peer for peer, *_ in one.copies} for one in self._rounds]
@@ -236,8 +239,7 @@ class Joined:
         rounds = self._rounds
         found = small.exchange([blocks[one.operand] for one in rounds], self._token, self)
         if found is not None:
-            steps = [step for one in rounds for step in one.steps]
-            record_steps(steps, rounds[0].communicator, started)
+            record_steps(self._steps, rounds[0].communicator, started)
         return found
 
     def _send(

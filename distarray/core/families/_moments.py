@@ -83,7 +83,9 @@ def state_dtype(dtype: Any) -> Any:
     """Return the dtype of the mean: float64 for integers, at least float32, in native order."""
     if dtype.kind in "biu":
         return np.dtype(np.float64)
-    return np.dtype(np.float32) if dtype.char == "e" else dtype.newbyteorder("=")
+    if dtype.char == "e":
+        return np.dtype(np.float32)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")  # which makes another object
 
 
 def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:

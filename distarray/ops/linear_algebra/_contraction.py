@@ -54,6 +54,7 @@ from distarray.layout import Layout, normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.families._values import give_values
 from distarray.ops.linear_algebra._panels import MultiplyByPanels, choose_panels
+from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.statistical._reductions import without_partial
 from distarray.ops.statistical._reproducible import round_states, shortly, state_dtype, sum_state
 from distarray.typing import Shape
@@ -632,8 +633,12 @@ def outer(x1: Any, x2: Any, /, out: Any = None) -> Any:
      [6 8]]
     """
     x1, x2 = normalize_arrays("outer", (x1, x2))
+    column, row = [
+        change_shape(x, shape) if isinstance(x, BaseArray) else x.reshape(shape)
+        for x, shape in ((x1, (-1, 1)), (x2, (1, -1)))
+    ]
     # A product of matrices adds to 0.0, which loses -0.0.
-    return multiply(x1.reshape(-1, 1), x2.reshape(1, -1), out=out)
+    return multiply(column, row) if out is None else multiply(column, row, out=out)
 
 
 @register

@@ -32,7 +32,7 @@ from distarray.ops.elementwise._rounding import conj
 from distarray.ops.families._relabel import carry_cuts, recut
 from distarray.ops.linear_algebra._contraction import matmul, vecdot
 from distarray.ops.linear_algebra._whole_axes import Axes, whole_axes
-from distarray.ops.manipulation._reshape import reshape
+from distarray.ops.manipulation._reshape import change_shape, reshape
 from distarray.ops.manipulation._shape import moveaxis
 from distarray.ops.statistical._reductions import sum
 from distarray.typing import Buffer
@@ -283,9 +283,10 @@ def vdot(x1: Any, x2: Any, /, *, reproducible: bool = False) -> Any:
     (3+0j)
     """
     x1, x2 = normalize_operands("vdot", (x1, x2))
-    left, right = (
-        reshape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,)) for x in (x1, x2)
-    )
+    left, right = [
+        change_shape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,))
+        for x in (x1, x2)
+    ]
     return vecdot(left, right, reproducible=reproducible)
 
 

@@ -209,10 +209,15 @@ def concat_as(
 
 def _are_alike(arrays: Sequence[Any]) -> bool:
     """Tell whether all are distributed, and of one dtype, to which they promote."""
-    if not arrays or not isinstance(arrays[0], BaseArray) or not arrays[0].dtype.isbuiltin:
-        return False
-    dtype = arrays[0].dtype
-    return all(isinstance(x, BaseArray) and x.dtype is dtype for x in arrays)
+    dtype = None
+    for x in arrays:
+        if not isinstance(x, BaseArray):
+            return False
+        if dtype is None:
+            dtype = x.dtype
+        elif x.dtype is not dtype:
+            return False
+    return dtype is not None and bool(dtype.isbuiltin)
 
 
 def _common_dtype(name: str, dtypes: Sequence[Any]) -> Any:

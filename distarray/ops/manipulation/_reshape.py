@@ -60,11 +60,15 @@ class Program(NamedTuple):
         Strides decide; also those of axes of length 1 here, for which any would do. The innermost
         axis of contiguous items has theirs.
         """
-        inner = self.inner if contiguous else None
-        return (inner is None or block.strides[inner] == block.itemsize) and all(
-            block.strides[axis] == block.shape[after] * block.strides[after]
-            for axis, after in self.joined
-        )
+        strides, shape = block.strides, block.shape
+        if contiguous and self.inner is not None and strides[self.inner] != block.itemsize:
+            return False
+        for axis, after in self.joined:
+            if strides[axis] != shape[after] * strides[after]:
+                break
+        else:
+            return True
+        return False
 
     def is_unclear(self, block: Buffer) -> bool:
         """Tell whether blocks might be views where NumPy's result is a copy.
@@ -73,6 +77,8 @@ class Program(NamedTuple):
         two of them do not tell which is the inner one.
         """
         strides, hidden = block.strides, self.hidden
+        if not hidden:
+            return False
         for axis, after in self.joined:
             around = (axis, after)
             if all(one in hidden for one in around):
