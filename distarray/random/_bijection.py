@@ -53,14 +53,13 @@ def permute(
     ndarray
         int64, lines by positions.
     """
+    if n <= SHORT and stride == 1 and line.size == 1:  # a run: no index of one item after the other
+        order, start = np.empty(n, np.uint64), int(line[0])
+        fill(order, "integer", words, geometry_of((start + n,), ((start, start + n),)))
+        return order.argsort(kind="stable")[positions.astype(np.int64)][None]
     out = np.empty((line.size, positions.size), np.int64)
     if n <= SHORT:
         which = positions.astype(np.int64)
-        if stride == 1 and line.size == 1:  # a run: no index of one item after the other
-            order, start = np.empty((1, n), np.uint64), int(line[0])
-            fill(order, "integer", words, geometry_of((start + n,), ((start, start + n),)))
-            out[:] = np.argsort(order, axis=-1, kind="stable")[:, which]
-            return out
         offsets = np.arange(n, dtype=np.uint64) * _u64(stride)
         for lines in range(0, line.size, at_a_time := max(1, PIECE // max(n, 1))):
             part = slice(lines, lines + at_a_time)

@@ -89,7 +89,7 @@ class Shuffling:
          [2 3]
          [0 1]]
         """
-        if not isinstance(x, BaseArray) and not np.ndim(x):
+        if type(x) is int or not (isinstance(x, BaseArray) or np.ndim(x)):
             count = read_count("permutation", "x", x)
             return self._places(count, (count,), mesh, placements)
         x, axis = read_array("permutation", x, axis)
@@ -205,13 +205,15 @@ def _line_along(layout: Layout, axis: int) -> Layout:
 def _order(count: int) -> Fill:
     """Return what fills a block with the numbers below `count` in random order, in C order."""
 
+    first = np.zeros(1, np.uint64)
+
     def fill(out: Any, key: Key, call: int, shape: Shape, box: Box) -> None:
         words, geometry = words_of(key, call), geometry_of(shape, box)
         flat = out.reshape(-1)
         for start in range(0, flat.size, PIECE):
             part = slice(start, min(start + PIECE, flat.size))
             places = indices_of(geometry, np.arange(part.start, part.stop))
-            found = permute(places, count, words, np.zeros(1, np.uint64))[0]
+            found = permute(places, count, words, first)[0]
             flat[part] = _backend.asarray(found, _backend.device_of(out))
 
     return fill
