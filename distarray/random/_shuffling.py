@@ -204,7 +204,6 @@ def _line_along(layout: Layout, axis: int) -> Layout:
 
 def _order(count: int) -> Fill:
     """Return what fills a block with the numbers below `count` in random order, in C order."""
-
     first = np.zeros(1, np.uint64)
 
     def fill(out: Any, key: Key, call: int, shape: Shape, box: Box) -> None:

@@ -569,6 +569,8 @@ def _as_state(part: Any, dtype: Any) -> Buffer:
 
 def _fit(result: Any, dtype: Any) -> Any:
     """Return a result as an array, in the dtype that NumPy gives it, or several as they are."""
+    if result.__class__ is np.ndarray:
+        return result
     if result.__class__ is tuple:
         return tuple(map(as_block, result))
     block = as_block(result)
