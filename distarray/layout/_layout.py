@@ -371,7 +371,7 @@ def _intern(parts: Description) -> Layout:
 def carry_cuts(
     layout: Layout,
     shape: Shape,
-    axes: Mapping[int, int],
+    axes: Mapping[int, int] | None,
     offsets: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Layout:
     """Return the layout of `shape` in which axis `axes[a]` is cut as axis `a` was.
@@ -382,8 +382,9 @@ def carry_cuts(
         Before.
     shape : tuple of int
         Global shape after.
-    axes : mapping
-        New axis of every old axis that lives on; a cut axis that does not becomes replicated.
+    axes : mapping or None
+        New axis of every old axis that lives on; a cut axis that does not becomes replicated. None:
+        every axis stays where it is.
     offsets : mapping, optional
         New offsets of a cut, by new axis. Without them an axis keeps its explicit boundaries.
     """

@@ -165,6 +165,11 @@ class _Chunked(Partition):
         _collect(found, self.size, self.counts, self.count, start, stop, 0)
         return tuple(found)
 
+    def owner(self, position: int) -> int:
+        if len(self.counts) == 1:
+            return position // -(-self.size // self.count)
+        return super().owner(position)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return chunk, (self.size, self.counts)
 

@@ -124,7 +124,8 @@ class Parts(NamedTuple):
         offsets = dict(self.offsets)
         for axis, owner, count in self.taken:
             offsets[axis] = (0,) * (owner + 1) + (1,) * (count - owner)
-        return carry_cuts(layout, self.shape, dict(self.axes), offsets)
+        stays = len(self.axes) == len(self.shape) == layout.ndim  # they are in order
+        return carry_cuts(layout, self.shape, None if stays else dict(self.axes), offsets)
 
 
 class Selection:
