@@ -22,7 +22,7 @@ from distarray.layout._canonical import (
 )
 from distarray.layout._format import layout_text
 from distarray.layout._mesh import Mesh
-from distarray.layout._partition import Partition, chunk, interval, shortest
+from distarray.layout._partition import Partition, chunk, interval, length, shortest
 from distarray.layout._placements import Partial, Placement, Replicate
 from distarray.typing import AxisName, Box, Shape
 
@@ -268,8 +268,12 @@ class Layout(Description):
         if coordinate is None:
             own = self._own_shape
             if own is None:
-                box = self.local_box()
-                own = (0, *self.shape[1:]) if box is None else tuple([b - a for a, b in box])
+                parts = self.frame.own
+                if parts is not None and not self._boundaries:
+                    own = tuple(map(length, self.shape, parts))
+                else:
+                    box = self.local_box()
+                    own = (0, *self.shape[1:]) if box is None else tuple([b - a for a, b in box])
                 _set_own_shape(self, own)
             return own
         self.mesh.check_coordinate(coordinate)

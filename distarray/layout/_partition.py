@@ -177,6 +177,18 @@ class _Chunked(Partition):
         return f"chunk({self.size}, {self.counts})"
 
 
+def length(size: int, parts: Sequence[tuple[int, int]]) -> int:
+    """Return the length of a block of ``chunk(size, counts)``: pairs of a count and which part."""
+    for count, digit in parts:
+        longest = -(-size // count)
+        size -= digit * longest
+        if size > longest:
+            size = longest
+        elif size < 0:
+            size = 0
+    return size
+
+
 def interval(size: int, parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Return the bounds of a block of ``chunk(size, counts)``: pairs of a count and which part."""
     start, stop = 0, size

@@ -294,9 +294,9 @@ def _make_integers(
     if among:
         found, low = _arrays.scaled(found, among, memory)
         attempt = 0
-        while low is not None and np.count_nonzero(refused := low < bound):
+        while low is not None and low.size and np.minimum.reduce(low) < bound:
             attempt += 1
-            again = np.flatnonzero(refused)
+            again = np.flatnonzero(low < bound)
             index = indices_of(geometry, first + again)
             x = _scattered(kind, index, turned(words, attempt), found.dtype)
             low = np.full(low.size, bound, np.uint64)

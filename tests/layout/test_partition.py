@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distarray.errors import LayoutError
-from distarray.layout._partition import Partition, chunk, explicit, interval, shortest
+from distarray.layout._partition import Partition, chunk, explicit, interval, length, shortest
 
 counts = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 
@@ -46,8 +46,9 @@ def test_blocks_are_those_of_nested_torch_chunk(size: int, counts: tuple[int, ..
     for index, piece in enumerate(pieces):
         assert list(range(*partition.bounds(index))) == piece
     for piece, digits in zip(pieces, product(*map(range, counts)), strict=True):
-        start, stop = interval(size, [*zip(counts, digits, strict=True)])
-        assert list(range(start, stop)) == piece
+        parts = [*zip(counts, digits, strict=True)]
+        assert list(range(*interval(size, parts))) == piece
+        assert length(size, parts) == len(piece)
     assert shortest(size, counts) == partition.smallest == min(map(len, pieces))
 
 
