@@ -329,8 +329,13 @@ def _numbers(
     if kind != "normal":
         found = _along(kind, runs, count, words, out)
         return _finished(found, kind, out.dtype, memory)
-    pairs = [(index & -2, (length + (index & 1) + 1) & -2) for index, length in runs]
-    found = _along(kind, pairs, sum([length for _, length in pairs]), words, out)
+    pairs: list[tuple[int, int]] = []
+    total = 0
+    for start, length in runs:
+        drawn = (length + (start & 1) + 1) & -2
+        pairs.append((start & -2, drawn))
+        total += drawn
+    found = _along(kind, pairs, total, words, out)
     _finished(found, kind, out.dtype, memory)
     if found.size == count:
         return found
@@ -354,7 +359,7 @@ def _along(
         found = out if out.dtype.char == "d" and out.size == count else np.empty(count)
         at = 0
         for index, length in runs:
-            philox.fill(index, found[at : at + length])
+            philox.fill(index, found if length == count else found[at : at + length])
             at += length
     _give_back(philox)
     return found

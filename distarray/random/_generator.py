@@ -396,7 +396,7 @@ class Generator(Distributions, Multivariate, Choices):
         self._known_key()
 
         def make(box: Box) -> Buffer:
-            own = [cut(value, lead, box) for value in parameters]
+            own = [cut(value, lead, box) for value in parameters] if parameters else ()
             return self._block(fill, shape, box, dtype, device, own)
 
         result = make(())[()] if layout is None else build(layout, dtype, make)

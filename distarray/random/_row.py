@@ -102,6 +102,8 @@ def distribution(
         if p.default is not inspect.Parameter.empty
     }
 
+    sound = {p.name: p.default for p in parameters if type(p.default) is float}
+
     def draw(self: Any, *args: Any, **options: Any) -> Any:
         given = {**defaults, **options}
         twice = False
@@ -115,7 +117,10 @@ def distribution(
             except TypeError as error:
                 shown = f"its signature is {name}{public}"
                 raise ArgumentTypeError(f"{name}: {error}; {shown}") from None
-        values = [read(p, given[p.name]) for p in parameters]
+        values = [
+            value if (value := given[p.name]) is sound.get(p.name, p) else read(p, value)
+            for p in parameters
+        ]
         kind = INTEGERS if whole else read_float_dtype(given["dtype"])
         where = given["size"], kind, given["mesh"], given["placements"]
         if affine is not None and _FLOAT.issuperset(map(type, values)):
