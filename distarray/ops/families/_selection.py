@@ -194,7 +194,7 @@ class _Selections(Resolutions):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: list[Any] = [None] * _LAST_KEYS
+        self._last: dict[int, tuple[Any, ...]] = {}
 
     def __missing__(self, key: tuple[Any, ...]) -> Selection:
         found: Selection | None
@@ -205,8 +205,8 @@ class _Selections(Resolutions):
                 keep_recent(self, key, found, found.nbytes)
             return found
         found = Selection(*key)
-        place = hash(key) % _LAST_KEYS
-        if self._last[place] == key:
+        place = hash(key) % (_LAST_BYTES // found.nbytes + 1)
+        if self._last.get(place) == key:
             remember(self, key, found, found.nbytes)
         else:
             self._last[place] = key
@@ -215,11 +215,12 @@ class _Selections(Resolutions):
     def clear(self) -> None:
         """Forget the last keys, too."""
         super().clear()
-        self._last = [None] * _LAST_KEYS
+        self._last.clear()
 
 
-_LAST_KEYS = 512
-"""Keys that are known to have been there: 0.1 MiB of tuples."""
+_LAST_BYTES = 1 << 19
+"""Most bytes of selections whose keys are known to have been there: some 500 on few ranks. Of keys
+of explicit layouts, which may have as many boundaries as selections, that is a bound."""
 _selections = cache(_Selections)
 _ENTRY_BYTES = 1 << 10
 """Of a key and a selection whose step is kept for others, too: 640 to 950 by tracemalloc."""

@@ -167,6 +167,28 @@ def test_keys_that_do_not_come_back_stay_in_no_cache() -> None:
     reset()
 
 
+def test_keys_that_came_last_are_bounded_by_the_bytes_of_their_selections(monkeypatch) -> None:
+    reset()
+    kept = _selection._selections
+
+    def program() -> None:
+        x = da.arange(40.0)
+        for i in range(20):
+            assert x[i:].shape == (40 - i,)
+        assert 10 < len(kept._last) <= 20
+        reset()
+        assert not kept._last
+        monkeypatch.setattr(_selection, "_LAST_BYTES", 0)
+        for i in range(20):
+            assert x[i:].shape == (40 - i,)
+        assert len(kept._last) == 1
+        assert x[19:].shape == (21,)  # the one before
+        assert len(kept) == 1
+
+    simulate(1, program)
+    reset()
+
+
 def test_operations_on_one_counted_layout_are_resolved_once(monkeypatch) -> None:
     reset()
     made = []
