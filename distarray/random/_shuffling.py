@@ -202,9 +202,12 @@ def _line_along(layout: Layout, axis: int) -> Layout:
     return carry_cuts(layout.without_partial(), (layout.shape[axis],), {axis: 0})
 
 
+_FIRST = np.zeros(1, np.uint64)
+"""Index of the first item of the one line."""
+
+
 def _order(count: int) -> Fill:
     """Return what fills a block with the numbers below `count` in random order, in C order."""
-    first = np.zeros(1, np.uint64)
 
     def fill(out: Any, key: Key, call: int, shape: Shape, box: Box) -> None:
         words, geometry = words_of(key, call), geometry_of(shape, box)
@@ -212,7 +215,7 @@ def _order(count: int) -> Fill:
         for start in range(0, flat.size, PIECE):
             part = slice(start, min(start + PIECE, flat.size))
             places = indices_of(geometry, np.arange(part.start, part.stop))
-            found = permute(places, count, words, first)[0]
+            found = permute(places, count, words, _FIRST)[0]
             flat[part] = _backend.asarray(found, _backend.device_of(out))
 
     return fill

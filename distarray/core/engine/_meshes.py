@@ -26,7 +26,10 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
         If they are on different devices.
     """
     first = meshes[0]
-    if all(mesh is first for mesh in meshes):
+    for mesh in meshes:
+        if mesh is not first:
+            break
+    else:
         return first
     for mesh in itertools.chain.from_iterable(map(_ancestors, meshes)):
         if all(mesh.axes_of(other) is not None for other in meshes):
