@@ -30,8 +30,8 @@ PIECE = 32 * 1024
 
 _INTEGER = np.dtype(np.int_)
 _WIDE = 1 << (8 * _INTEGER.itemsize - 1)
-_NUMPY_ITEMS = 4096
-"""Items that NumPy counts by itself, in memory of its own."""
+_NUMPY_ITEMS = _memory.POOLED_BYTES // _INTEGER.itemsize
+"""Fewer items NumPy counts by itself, in memory of its own, where their block would be as well."""
 _DATES = (np.datetime64, date)
 _DURATIONS = (np.timedelta64, timedelta)
 _REAL = (int, float, np.integer, np.floating, np.bool_)
