@@ -314,7 +314,7 @@ def init_device_mesh(
     device: str | None = None,
     **unknown: Never,
 ) -> DeviceMesh:
-    """Return the mesh of the first ranks, in row-major order.
+    """Return the mesh of the first ranks, those of `comm` where it is given, in row-major order.
 
     Parameters
     ----------
@@ -347,7 +347,13 @@ def init_device_mesh(
             f"init_device_mesh got {', '.join(given)}; it takes (shape, axis_names, *, comm, "
             "device), for instance init_device_mesh((2, 2), ('dp', 'tp'), device='cpu')"
         )
-    return _mesh(mesh_description(shape, axis_names, None), comm, device)
+    description = mesh_description(shape, axis_names, None)
+    if comm is not None:
+        comm = as_communicator(comm)
+        first = tuple(comm.ranks)[: len(description[2])]
+        if len(first) == len(description[2]):
+            description = mesh_description(shape, axis_names, first)
+    return _mesh(description, comm, device)
 
 
 def _shape_and_ranks(ranks: Any) -> tuple[Shape, list[int]]:

@@ -270,3 +270,15 @@ def test_too_few_ranks_are_those_of_the_program_or_of_the_communicator() -> None
             init_device_mesh((6,), comm=line)
 
     simulate(4, program)
+
+
+def test_a_mesh_over_a_communicator_is_of_its_ranks_whatever_their_numbers() -> None:
+    def program() -> None:
+        grid = init_device_mesh((2, 2), ("dp", "tp"))
+        line = grid["dp"].communicator()
+        mesh = init_device_mesh((2,), comm=line)
+        assert tuple(mesh.flat_ranks) == tuple(line.ranks)
+        assert mesh.coordinate == (grid.coordinate[0],)
+        assert init_device_mesh((1, 1), comm=line).flat_ranks[0] == line.ranks[0]
+
+    simulate(4, program)
