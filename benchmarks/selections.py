@@ -1,7 +1,8 @@
 """Items selected, sorted and counted, as a multiple of a plain copy of one rank's block.
 
 Run by the driver as ``mpiexec -n RANKS python -m benchmarks.selections``. Memory is what the
-resident sets of all ranks grow by at most during a call, the result included.
+resident sets of all ranks grow by at most during a call, the result included. Kernels are compiled
+when they are first wanted, as for redistribution.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks import by_hand, cases, contenders, measure
+from distarray.comm.kernels import compiling_at_once
 
 COPY = "plain copy"
 ALONE = "NumPy alone"
@@ -21,7 +23,8 @@ ALONE = "NumPy alone"
 
 def main() -> None:
     """Measure every selection with every contender."""
-    contenders.measure_all("selections", lambda *_: cases.SELECTIONS, _measure)
+    with compiling_at_once():
+        contenders.measure_all("selections", lambda *_: cases.SELECTIONS, _measure)
 
 
 def _measure(comm: MPI.Comm, name: str, running: list, quick: bool) -> dict:
