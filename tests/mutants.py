@@ -739,8 +739,8 @@ MUTANTS = (
     Mutant(
         "values for repeated indices are written in the order of ranks",
         "ops/indexing/_scatter.py",
-        'first = np.argsort(order[0], kind="stable")',
-        "first = np.arange(order[0].size)",
+        'first = np.argsort(given[0], kind="stable")',
+        "first = np.arange(given[0].size)",
         (_INDEX_ARRAYS + "test_the_last_of_an_index_that_is_cut_along_its_second_axis_is_written",),
     ),
     Mutant(
@@ -854,6 +854,27 @@ MUTANTS = (
         "which = cuts[sender] if packs[i] or numbered is None else numbered",
         "which = cuts[sender] if numbered is None else numbered",
         ("comm/test_rows.py::test_pushed_rows_are_those_of_numpy",),
+    ),
+    Mutant(
+        "numbers of rows that lie in the order of the parcels are put in order again",
+        "comm/_rows.py",
+        "if packs[i] and i >= packed:",
+        "if packs[i]:",
+        ("comm/test_rows.py::test_blocks_that_lie_in_order_are_pushed_as_they_are",),
+    ),
+    Mutant(
+        "a row where a block begins is taken for one of the block before",
+        "comm/kernels/_rows.py",
+        "to[k] += types.uint64(given[k]) >= start",
+        "to[k] += types.uint64(given[k]) > start",
+        ("comm/test_rows.py::test_rows_of_any_number_of_blocks_are_found",),
+    ),
+    Mutant(
+        "NumPy groups all rows at once",
+        "comm/_grouping.py",
+        "most = max(1, min(_PIECE, _PIECE_BYTES // max(row, 1))) if on_host else n",
+        "most = n",
+        ("comm/test_rows.py::test_numpy_takes_rows_of_several_blocks_in_little_memory",),
     ),
     Mutant(
         "a row that is wanted several times travels as often",

@@ -74,6 +74,7 @@ def push_rows(
     what: object = "",
     error: Exception | None = None,
     *,
+    packed: int = 0,
     into: Buffer | None = None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Send rows to the ranks that they are for, and return what the others have sent.
@@ -90,6 +91,8 @@ def push_rows(
         As in ``Communicator.views``; below 2**62 less the number of blocks.
     error : Exception, optional
         What this rank has found wrong; then its parcels are not looked at.
+    packed : int
+        How many of the blocks, the first ones, lie in the order of the parcels already.
     into : Buffer, optional
         Where the rows received of the last block go, instead of to a new array: at the numbers,
         int64, that those of the first block are; the last of equal numbers wins. It is C-contiguous
@@ -110,7 +113,8 @@ def push_rows(
         parcels = Parcels(np.zeros(comm.size + 1, np.int64), None)
     if comm.size == 1:
         received = [
-            _copy_rows(block, parcels.part(0)) for block in rows[: len(rows) - (into is not None)]
+            _copy_rows(block, slice(None) if i < packed else parcels.part(0))
+            for i, block in enumerate(rows[: len(rows) - (into is not None)])
         ]
         if into is not None:
             take_rows(rows[-1], parcels.part(0), into, received[0])
@@ -118,7 +122,7 @@ def push_rows(
     in_place = comm.reaches_all() and comm.reaches_all(_kind(rows))
     with _log.pause_logs():
         push = _push_in_place if in_place else _push_messages
-        received, offsets = push(comm, rows, parcels, token, what, error, into)
+        received, offsets = push(comm, rows, parcels, token, what, error, packed, into)
     own = int(offsets[comm.rank + 1] - offsets[comm.rank])
     nbytes = sum(_row_bytes(block) for block in rows) * (int(offsets[-1]) - own)
     comm.record("rows", nbytes, started)
@@ -248,6 +252,7 @@ def _push_in_place(
     token: int,
     what: object,
     error: Exception | None,
+    packed: int,
     into: Buffer | None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Let every rank take what is for it from the others' blocks.
@@ -257,11 +262,11 @@ def _push_in_place(
     size, rank = comm.size, comm.rank
     offered = list(rows)
     order = parcels.order
-    packs = [_row_bytes(block) <= _PACKED_BYTES for block in rows]
+    packs = [i < packed or _row_bytes(block) <= _PACKED_BYTES for i, block in enumerate(rows)]
     try:
         if order is not None:
             for i, block in enumerate(rows):
-                if packs[i]:
+                if packs[i] and i >= packed:
                     offered[i] = _copy_rows(block, order)
             if all(packs):
                 order = None
@@ -317,18 +322,19 @@ def _push_messages(
     token: int,
     what: object,
     error: Exception | None,
+    packed: int,
     into: Buffer | None,
 ) -> tuple[list[Buffer], np.ndarray]:
     """Send packed rows, after their counts."""
     counts = np.diff(parcels.offsets).astype(np.int64, copy=False)
     received_counts = _exchange_words(comm, counts[:, None], token, what, error)[:, 0].tolist()
     received = []
-    for block in rows:
-        if parcels.order is None:
-            packed = _memory.make_contiguous(block[: parcels.size])
+    for i, block in enumerate(rows):
+        if parcels.order is None or i < packed:
+            sent = _memory.make_contiguous(block[: parcels.size])
         else:
-            packed = _copy_rows(block, parcels.order)
-        received.append(_exchange_rows(comm, packed, counts.tolist(), received_counts))
+            sent = _copy_rows(block, parcels.order)
+        received.append(_exchange_rows(comm, sent, counts.tolist(), received_counts))
     if into is not None:
         take_rows(received.pop(), slice(None), into, received[0])
     return received, _offsets(received_counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from distarray.comm import (
     compress,
     count_numbers,
     expand,
+    group_numbers,
     group_rows,
     merge_runs,
     pull_rows,
@@ -343,3 +345,83 @@ def test_rows_move_between_places(nbytes):
                     expected[... if given_place is None else given_place] = block[given_numbers]
                     grouping.take_rows(block, given_numbers, out, given_place)
                     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 40])
+@pytest.mark.parametrize("width", [1, 3, 64])
+def test_rows_of_any_number_of_blocks_are_found(count, width, monkeypatch):
+    monkeypatch.setattr(grouping, "_PIECE", 300)
+    monkeypatch.setattr(grouping, "_DIVIDED", 70)
+    monkeypatch.setattr(grouping, "_DENSE", 0)
+    rng = np.random.default_rng(count)
+    lengths = rng.integers(0, 60, count)  # some may be empty
+    lengths[[0, -1]] = 900, 61
+    blocks = Blocks([0, *lengths.cumsum()])
+    whole = rng.random((blocks.size, width))
+    own = count // 2
+    # Some lie apart, so that each block has a stride of its own.
+    parts = np.split(whole, blocks.offsets[1:-1])
+    views = [one.repeat(1 + i % 3, 0)[:: 1 + i % 3] for i, one in enumerate(parts)]
+    for n in (1, 33, 700):
+        number = rng.integers(0, blocks.size, n)
+        out = np.empty((n, width))
+        found = grouping.take_rows_of_all(views, blocks, number, out, own)
+        np.testing.assert_array_equal(out, whole[number])
+        owner = np.searchsorted(blocks.offsets, number, "right") - 1
+        assert found == np.count_nonzero(owner == own)
+        parcels, place = group_numbers(blocks, number)
+        np.testing.assert_array_equal(place, np.argsort(owner, kind="stable"))
+        np.testing.assert_array_equal(np.diff(parcels.offsets), np.bincount(owner, minlength=count))
+        np.testing.assert_array_equal(parcels.order, (number - blocks.offsets[owner])[place])
+
+
+def test_long_rows_of_several_blocks_are_those_of_numpy(way):
+    whole = np.random.default_rng(0).random((9, 3000))
+    number = np.random.default_rng(1).integers(0, 9, 40)
+    out = np.empty((40, 3000))
+    blocks, views = Blocks([0, 2, 2, 9]), [whole[:2], whole[2:2], whole[2:]]
+    assert grouping.take_rows_of_all(views, blocks, number, out, 0) == sum(number < 2)
+    np.testing.assert_array_equal(out, whole[number])
+
+
+def test_rows_of_no_bytes_are_counted():
+    blocks, number = Blocks([0, 20, 40]), np.arange(40)
+    out = np.empty((40, 3), "V0")
+    assert grouping.take_rows_of_all([out[:20], out[20:]], blocks, number, out, 1) == 20
+    grouping.take_rows(out, slice(None), out.copy(), number)
+
+
+@pytest.mark.parametrize("width", [1, 8, 8192])
+def test_numpy_takes_rows_of_several_blocks_in_little_memory(width, monkeypatch):
+    monkeypatch.setattr(grouping, "run_faster", either_way.by_numpy)
+    views = [np.ones((2 << 20) // width * width).reshape(-1, width) for _ in range(2)]
+    length = len(views[0])
+    number = np.random.default_rng(0).permutation(2 * length)[:length]
+    out = np.empty_like(views[0])
+    tracemalloc.start()
+    try:
+        grouping.take_rows_of_all(views, Blocks([0, length, 2 * length]), number, out, 0)
+        assert tracemalloc.get_traced_memory()[1] < out.nbytes // 4
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("packed", [0, 1])
+@pytest.mark.parametrize("nbytes", [8, 64])
+@NODES
+def test_blocks_that_lie_in_order_are_pushed_as_they_are(packed, nbytes, ranks_per_node):
+    def program():
+        comm = world()
+        numbers = np.arange(12) + 100 * comm.rank
+        owner = np.random.default_rng(comm.rank).integers(0, 3, 12)
+        parcels = group_rows(owner, 3)
+        first = numbers[parcels.order] if packed else numbers
+        rows = np.repeat(numbers, nbytes // 8).reshape(12, -1)
+        (got, moved), _ = push_rows(comm, [first, rows], parcels, CALL, packed=packed)
+        np.testing.assert_array_equal(got, moved[:, 0])
+        owners = [np.random.default_rng(rank).integers(0, 3, 12) for rank in range(3)]
+        expected = [np.flatnonzero(one == comm.rank) + 100 * i for i, one in enumerate(owners)]
+        np.testing.assert_array_equal(got, np.concatenate(expected))
+
+    simulate(3, program, ranks_per_node=ranks_per_node)

@@ -143,24 +143,81 @@ def expand_one(size: int) -> Source:
     return Source(write, f"void({', '.join(['int64'] * 4)})")
 
 
-@_inline
-def _block_of(number: int, starts: int, count: int, bits: int) -> int:
-    """Return the last of ``count`` blocks, of so many bits, that begins at a row or before it.
+@intrinsic
+def _words(typing: Any, address: Any) -> Any:
+    """See memory as int64: loops that index such words compilers make wide instructions of."""
 
-    By shifts, of which compilers make no branch: random rows would decide it.
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return pointer_to(builder, args[0], context.get_value_type(types.int64))
+
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@_inline
+def _write_addresses(
+    table: int, numbers: int, first: int, n: int, last: int, base: int, stride: int
+) -> None:
+    """Write where rows of a block lie, of which row 0 would be at ``base``."""
+    to, given = _words(table), _words(numbers + 8 * first)
+    for k in range(n):
+        number = given[k] if numbers else first + k
+        to[k] = base + types.int64(min(types.uint64(number), types.uint64(last))) * stride
+
+
+_FEW_BLOCKS: Final = 16
+"""Up to so many blocks all rows are compared with the beginnings of all, by wide instructions.
+
+Measured on Xeon (Emerald Rapids): 4 million rows of 8 bytes of 2 blocks take 50 ms instead of 90,
+of 16 blocks 65 instead of 120, of 32 blocks 92 instead of 140. Other processors compare half as
+many at once.
+"""
+
+
+@_inline
+def _find_blocks(table: int, numbers: int, n: int, starts: int, count: int) -> None:
+    """Write for each row the last of ``count`` blocks that begins at it or before it.
+
+    Without branches: random rows would decide them. Negative numbers are of the last block.
     """
-    block = 0
-    while bits:
-        bits -= 1
-        begin = _load_word(starts + 8 * min(block + (1 << bits), count))
-        block += types.int64(begin <= number) << bits
-    return block
+    to, given = _words(table), _words(numbers)
+    bits = 0
+    if count <= _FEW_BLOCKS:
+        for k in range(n):
+            to[k] = 0
+        for block in range(1, count):
+            start = types.uint64(_load_word(starts + 8 * block))
+            for k in range(n):
+                to[k] += types.uint64(given[k]) >= start
+        return
+    while count > 1 << bits:
+        bits += 1
+    for k in range(n):
+        block = 0
+        for bit in range(bits - 1, -1, -1):
+            begin = types.uint64(_load_word(starts + 8 * min(block + (1 << bit), count - 1)))
+            block += types.int64(begin <= types.uint64(given[k])) << bit
+        to[k] = min(block, count - 1)
 
 
 @_inline
-def _row_at(number: int, block: int, blocks: int) -> int:
-    """Return the address of a row: where row 0 would be, and a stride, are known of each block."""
-    return _load_word(blocks + 16 * block) + number * _load_word(blocks + 16 * block + 8)
+def _find_rows(
+    table: int, numbers: int, n: int, starts: int, blocks: int, count: int, own: int
+) -> int:
+    """Write where rows lie of several blocks; return how many are of the block ``own``.
+
+    Where row 0 would be, and a stride, are known of each block.
+    """
+    to, given = _words(table), _words(numbers)
+    last = types.uint64(_load_word(starts + 8 * count) - 1)
+    found = 0
+    _find_blocks(table, numbers, n, starts, count)
+    for k in range(n):
+        found += to[k] == own
+    for k in range(n):
+        block = blocks + 16 * to[k]
+        number = types.int64(min(types.uint64(given[k]), last))
+        to[k] = _load_word(block) + number * _load_word(block + 8)
+    return found
 
 
 def move_rows(width: int, exact: bool, streaming: int) -> Source:
@@ -172,49 +229,52 @@ def move_rows(width: int, exact: bool, streaming: int) -> Source:
     def move_each(
         dst: int, places: int, dst_rows: int,
         numbers: int, starts: int, blocks: int, count: int, own: int,
-        n: int, run: int, ahead: int,
+        n: int, run: int, ahead: int, tables: int,
     ) -> int:  # fmt: skip
         """Copy rows of ``run`` bytes from their numbers in some blocks to their places in another.
 
         Without addresses of numbers they lie one after another; those of no row become the last.
-        What comes so many rows ``ahead`` is asked for early: where it lies nothing else foretells.
-        The answer is how many rows were of the block ``own``.
+        So many rows ``ahead``, addresses are written to tables, four of so many words (of one if it
+        is 0), and what lies there is asked for early: nothing else foretells it. The answer is how
+        many rows were of the block ``own``.
         """
-        last = types.uint64(_load_word(starts + 8 * count) - 1)
-        last_place = types.uint64(dst_rows - 1)
-        found = bits = 0
-        while count > 1 << bits:
-            bits += 1
-        for k in range(n):
-            if ahead:
-                early = min(k + ahead, n - 1)
-                if numbers:
-                    i = types.int64(min(types.uint64(_load_word(numbers + 8 * early)), last))
-                    s = _row_at(i, _block_of(i, starts, count, bits), blocks)
-                    for at in range(0, run, 64):
-                        prefetch(s + at, 0)
-                if places:
-                    j = min(types.uint64(_load_word(places + 8 * early)), last_place)
-                    d = dst + types.int64(j) * run
-                    for at in range(0, run, 64):
-                        prefetch(d + at, 1)
-            i = types.int64(min(types.uint64(_load_word(numbers + 8 * k) if numbers else k), last))
-            block = _block_of(i, starts, count, bits)
-            found += block == own
-            s = _row_at(i, block, blocks)
-            j = min(types.uint64(_load_word(places + 8 * k) if places else k), last_place)
-            d = dst + types.int64(j) * run
-            if exact:
-                move(d, s, width, streaming)
+        most = max(ahead, 1)
+        now, then = tables, tables + 16 * most
+        found = m = first = 0
+        while first < n or m:
+            # of those after the m rows whose addresses are known
+            more = min(most, n - first)
+            if numbers:
+                found += _find_rows(then, numbers + 8 * first, more, starts, blocks, count, own)
             else:
-                for at in range(0, run - width, width):
-                    move(d + at, s + at, width, streaming)
-                move(d + run - width, s + run - width, width, streaming)
+                _write_addresses(
+                    then, 0, first, more, _load_word(starts + 8) - 1,
+                    _load_word(blocks), _load_word(blocks + 8),
+                )  # fmt: skip
+            _write_addresses(then + 8 * most, places, first, more, dst_rows - 1, dst, run)
+            for k in range(max(m, more)):
+                if ahead and k < more:
+                    for at in range(0, width if exact else run, 64):
+                        if numbers:
+                            prefetch(_load_word(then + 8 * k) + at, 0)
+                        if places:
+                            prefetch(_load_word(then + 8 * most + 8 * k) + at, 1)
+                if k < m:
+                    s, d = _load_word(now + 8 * k), _load_word(now + 8 * most + 8 * k)
+                    if exact:
+                        move(d, s, width, streaming)
+                    else:
+                        for at in range(0, run - width, width):
+                            move(d + at, s + at, width, streaming)
+                        move(d + run - width, s + run - width, width, streaming)
+            now, then = then, now
+            m = more
+            first += more
         if streaming:
             fence()
         return found
 
-    return Source(move_each, f"int64({', '.join(['int64'] * 11)})")
+    return Source(move_each, f"int64({', '.join(['int64'] * 12)})")
 
 
 def count(kind: str) -> Source:
@@ -262,6 +322,42 @@ def group(size: int) -> Source:
         return 1
 
     return Source(number_by_owner, f"int64({', '.join(['int64'] * 5)})")
+
+
+def divide() -> Source:
+    """Return the kernel."""
+
+    def number_by_block(
+        numbers: int, n: int, starts: int, count: int,
+        order: int, own: int, ends: int, table: int, piece: int,
+    ) -> None:  # fmt: skip
+        """Write which rows each block has, block by block, their numbers there, and where it ends.
+
+        ``ends`` has ``count`` zeros, ``table`` room for the words of a piece of the rows.
+        """
+        for first in range(0, n, piece):
+            m = min(piece, n - first)
+            _find_blocks(table, numbers + 8 * first, m, starts, count)
+            for k in range(m):
+                place = ends + 8 * _load_word(table + 8 * k)
+                _store_word(place, _load_word(place) + 1)
+        start = 0
+        for i in range(count):
+            length = _load_word(ends + 8 * i)
+            _store_word(ends + 8 * i, start)
+            start += length
+        for first in range(0, n, piece):
+            m = min(piece, n - first)
+            _find_blocks(table, numbers + 8 * first, m, starts, count)
+            for k in range(m):
+                block = _load_word(table + 8 * k)
+                at = _load_word(ends + 8 * block)
+                _store_word(ends + 8 * block, at + 1)
+                _store_word(order + 8 * at, first + k)
+                number = _load_word(numbers + 8 * (first + k))
+                _store_word(own + 8 * at, number - _load_word(starts + 8 * block))
+
+    return Source(number_by_block, f"void({', '.join(['int64'] * 9)})")
 
 
 def merge(kind: str, carries: bool) -> Source:

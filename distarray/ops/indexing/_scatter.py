@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import Communicator, _backend, group_rows, push_rows, take_rows
+from distarray.comm import Communicator, Parcels, _backend, group_numbers, push_rows, take_rows
 from distarray.core import (
     BaseArray,
     Call,
@@ -185,20 +185,19 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     ) -> tuple[np.ndarray, Any]:
         """Send the numbers of rows, and rows that vary, to their owners; return what comes."""
         indices, error = index.read(blocks)
-        owner, number = index.locate(indices)
-        del indices
-        parcels = group_rows(owner, comm.size)
-        del owner
-        sent = [number] if places is None else [number, places]
+        (offsets, own), order = group_numbers(index.rows, index.number(indices))
+        parcels = Parcels(offsets, order)
+        del indices, order
+        sent = [own] if places is None else [own, places]
         if varies:
             sent = [_backend.asarray(one, _backend.device_of(rows)) for one in sent] + [rows]
-        received, _ = push_rows(comm, sent, parcels, index.token, step, error, into=into)
-        del sent, parcels
+        received, _ = push_rows(comm, sent, parcels, index.token, step, error, packed=1, into=into)
+        del sent, parcels, own
         if varies and into is None:
             rows = received.pop()
-        number, *order = map(_backend.to_host, received)
-        if order:
-            first = np.argsort(order[0], kind="stable")
+        number, *given = map(_backend.to_host, received)
+        if given:
+            first = np.argsort(given[0], kind="stable")
             return number[first], _taken(rows, first) if varies else rows
         return number, rows
 
