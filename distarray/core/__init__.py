@@ -109,6 +109,7 @@ from distarray.core.engine._pipeline import (
     unknown_shape,
 )
 from distarray.core.engine._policy import communication, permit, permit_bytes, warn_of_gather
+from distarray.core.engine._tiles import reduce_tiles, tile_shape
 from distarray.core.families._docstrings import documented, fill_arguments
 from distarray.core.families._elementwise import (
     copied_row,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,10 +33,13 @@ from distarray.errors import ArgumentError, DTypeError
 from distarray.layout import normalize_axes, normalize_axis
 from distarray.ops.elementwise import _rounding as rounding
 from distarray.ops.indexing._places import nonzero
-from distarray.ops.statistical._reductions import replace_nan
+from distarray.ops.statistical._reductions import TILE_BYTES, by_tiles, replace_nan
 from distarray.typing import Buffer, Shape
 
 _INDEX = np.dtype(np.int64)
+_DEPTH: Final = 256
+"""Least items of a line in a tile, where there are so many: over axis 0 of 2000 x 2000 float64 a
+tenth faster than with 16, on Zen 5."""
 
 
 def _place_spec(op: Op, call: Call) -> Spec:
@@ -66,24 +69,65 @@ def _first(step: Step) -> Callable[[Buffer], State]:
     """Return the function that gives value and global index of a block's first extreme."""
     source, place = step.sources[0], step.op.local
     axes = normalize_axes(step.call.static[0], source.ndim)
-    box = source.own_box
-    grid = np.ogrid[tuple([slice(stop - start) for start, stop in box])]
-    places = _strides(source.shape)
-    shape = (1,) * source.ndim
+    number = _number_of(step)
 
     def along(block: Buffer) -> State:
         (axis,) = axes
-        index = place(block, axis=axis, keepdims=True)
-        value, start = block[(*grid[:axis], index, *grid[axis + 1 :])], box[axis][0]
+        lies_apart = block.strides[axis] != block.itemsize  # then NumPy would copy all of it
+        if lies_apart and block.nbytes > TILE_BYTES and _backend.is_numpy(block):
+            dtypes = *step.total, None
+            find, merge = _of_tile(place, axis), _joined(place)
+            value, index, _ = by_tiles(block, axes, find, merge, dtypes, _DEPTH)
+        else:
+            index = place(block, axis=axis, keepdims=True)
+            value = block[(*grid[:axis], index, *grid[axis + 1 :])]
         return value, index + start if start else index
 
     def of_all(block: Buffer) -> State:
         flat = int(place(block))
+        index, value = number(flat, block)
+        return as_block(value).reshape(shape), index
+
+    if len(axes) != 1 or source.ndim < 2:
+        shape = (1,) * source.ndim
+        return of_all
+    grid = np.ogrid[tuple([slice(stop - start) for start, stop in source.own_box])]
+    start = source.own_box[axes[0]][0]
+    return along
+
+
+def _number_of(step: Step) -> Callable[[int, Buffer], tuple[Buffer, Any]]:
+    """Return the function that gives an item's global index, and it, by its index in the block."""
+    source = step.sources[0]
+    box, places, shape = source.own_box, _strides(source.shape), (1,) * source.ndim
+
+    def number(flat: int, block: Buffer) -> tuple[Buffer, Any]:
         local = [int(i) for i in np.unravel_index(flat, block.shape)] if block.ndim else []
         first = sum([(a + i) * n for (a, _), i, n in zip(box, local, places, strict=False)])
-        return as_block(block[(*local,)]).reshape(shape), np.array(first, np.int64).reshape(shape)
+        return np.array(first, np.int64).reshape(shape), block[(*local,)]
 
-    return along if len(axes) == 1 and source.ndim > 1 else of_all
+    return number
+
+
+def _of_tile(place: Callable[..., Any], axis: int) -> Callable[[Buffer], tuple[Any, ...]]:
+    """Return the function that gives value and index of a tile's first extreme, and its length."""
+
+    def state(tile: Buffer) -> tuple[Any, ...]:
+        index = place(tile, axis=axis, keepdims=True)
+        return np.take_along_axis(tile, index, axis), index, tile.shape[axis]
+
+    return state
+
+
+def _joined(place: Callable[..., Any]) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """Return the function that merges what `_of_tile` gives of two tiles, and what has no NaN."""
+
+    def merge(a: Any, b: Any) -> tuple[Any, ...]:
+        is_second = place(np.stack([a[0], b[0]]), axis=0).astype(np.bool_)
+        value, index = [np.where(is_second, *pair) for pair in ((b[0], a[0]), (b[1] + a[2], a[1]))]
+        return value, index, a[2] + b[2], *[x & y for x, y in zip(a[3:], b[3:], strict=True)]
+
+    return merge
 
 
 def _first_of_all(step: Step) -> Callable[..., Any]:
@@ -126,12 +170,27 @@ def _extreme(name: str, place: Callable[..., Any]) -> Op:
 
 def _first_beside_nan(step: Step) -> Callable[[Buffer], State]:
     """Return the function that leaves out NaN, and tells besides where there is nothing else."""
-    axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
-    first, bound = _first(step), -np.inf if step.op is _nan_largest else np.inf
+    source, place = step.sources[0], step.op.local
+    axes = normalize_axes(step.call.static[0], source.ndim)
+    bound = -np.inf if step.op is _nan_largest else np.inf
+    is_along, number = len(axes) == 1 and source.ndim > 1, _number_of(step)
+    axis, shape = axes[0] if is_along else 0, (1,) * source.ndim
+    start = source.own_box[axis][0] if is_along else 0
+    find, merge = _of_tile(place, axis), _joined(place)
+    dtypes = *step.total[:2], None, step.total[2]
+
+    def of_tile(tile: Buffer) -> State:
+        is_missing = np.isnan(tile).all(axis=axis, keepdims=True)
+        return (*find(replace_nan(tile, bound)), is_missing)
 
     def state(block: Buffer) -> State:
-        is_missing = np.isnan(block).all(axis=axes, keepdims=True)
-        return (*first(replace_nan(block, bound)), is_missing)
+        lines = block if is_along else block.reshape(-1)
+        found = by_tiles(lines, (axis,), of_tile, merge, dtypes, _DEPTH)
+        value, index, _, is_missing = found
+        if is_along:
+            return value, index + start, is_missing
+        place_of_all, _ = number(int(index[0]), block)
+        return value.reshape(shape), place_of_all, is_missing.reshape(shape)
 
     return state
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from distarray.typing import Shape
+import numpy as np
+
+from distarray.typing import Buffer, Shape
 
 State = TypeVar("State")
 
@@ -51,6 +53,41 @@ def tiles(shape: Shape, steps: Shape, cut: Sequence[int]) -> Iterator[tuple[slic
             slice(start, min(start + steps[axis], shape[axis])) if axis in cut else slice(None)
             for axis, start in enumerate(corner)
         )
+
+
+def reduce_tiles(
+    block: Buffer,
+    axes: Sequence[int],
+    steps: Shape,
+    state: Callable[[Buffer], tuple[Any, ...]],
+    merge: Callable[[Any, Any], Any],
+    dtypes: Sequence[Any],
+) -> list[Any]:
+    """Return what a block reduces to, tile by tile, so that its tiles alone need scratch memory.
+
+    Parameters
+    ----------
+    block : array
+    axes : sequence of int
+        Those that are reduced.
+    steps : tuple of int
+        The shape of tiles, as `tile_shape` gives it.
+    state : callable
+        Takes a tile; the arrays that it returns have the reduced axes with size 1.
+    merge : callable
+        Takes the states of two parts of a line, those of the first items first.
+    dtypes : sequence of dtype or None
+        One for each part of a state; None: it is not wanted, and None is returned for it.
+    """
+    shape = tuple([1 if i in axes else size for i, size in enumerate(block.shape)])
+    made = [None if dtype is None else np.empty(shape, dtype) for dtype in dtypes]
+    for kept in tiles(block.shape, steps, [i for i in range(block.ndim) if i not in axes]):
+        column = block[kept]
+        states = (state(column[box]) for box in tiles(column.shape, steps, list(axes)))
+        for out, part in zip(made, merge_pairwise(states, merge), strict=True):
+            if out is not None:
+                out[kept] = part
+    return made
 
 
 def merge_pairwise(states: Iterator[State], merge: Callable[[State, State], State]) -> State:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distarray.comm import _backend
-from distarray.core.engine._tiles import merge_pairwise, tile_shape, tiles
+from distarray.core.engine._tiles import reduce_tiles, tile_shape
 from distarray.core.families._folding import fold_block, sum_piece
 from distarray.typing import Buffer, Shape
 
@@ -115,20 +115,14 @@ def moments(block: Buffer, axes: tuple[int, ...]) -> Moments:
     if fold is not None:
         return _narrow(*fold, kept_shape)
     count = prod([block.shape[axis] for axis in axes])
-    mean, rest = np.empty(kept_shape, dtype), np.empty(kept_shape, dtype)
-    m2 = np.empty(kept_shape, np.empty(0, dtype).real.dtype)
     budget = TILE_BYTES // int(dtype.itemsize)
     steps = tile_shape(block.shape, block.strides, axes, budget, _DEPTH)
     scratch = np.empty(prod(steps), dtype)
-    for kept in tiles(block.shape, steps, [i for i in range(block.ndim) if i not in axes]):
-        column = block[kept]
-        states = (
-            _tile(column[box], axes, dtype, scratch)
-            for box in tiles(column.shape, steps, list(axes))
-        )
-        found = merge_pairwise(states, merge)
-        mean[kept], m2[kept], rest[kept] = found.mean, found.m2, found.rest
-    return Moments(count, mean, m2, rest)
+    dtypes = None, dtype, scratch.real.dtype, dtype
+    parts = reduce_tiles(
+        block, axes, steps, lambda tile: _tile(tile, axes, dtype, scratch), merge, dtypes
+    )
+    return Moments(count, *parts[1:])
 
 
 def moments_beside_nan(block: Buffer, dtype: Any) -> Iterator[tuple[Any, Any, Any, Any]]:

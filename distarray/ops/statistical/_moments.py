@@ -231,9 +231,15 @@ def _sum_and_count(step: Step) -> Callable[[Buffer], State]:
     axes = normalize_axes(step.call.static[0], step.sources[0].ndim)
     local, total = step.op.local, step.total[0]
 
+    def of_tile(tile: Buffer) -> State:
+        count = reductions.nonzero(~np.isnan(tile), axes, None, True)
+        return local(tile, axes, total, True), count
+
+    def merge(a: State, b: State) -> State:
+        return a[0] + b[0], a[1] + b[1]
+
     def state(block: Buffer) -> State:
-        count = reductions.nonzero(~np.isnan(block), axes, None, True)
-        return local(block, axes, total, True), count
+        return tuple(reductions.by_tiles(block, axes, of_tile, merge, step.total))
 
     return state
 
@@ -425,18 +431,25 @@ def _counted_deviations(step: Step) -> Callable[[Buffer], State]:
     _, dtype, squares, _ = step.total
     add = reductions.by(np.add)
 
-    def state(block: Buffer) -> State:
-        missing = np.isnan(block)
+    def of_tile(tile: Buffer) -> State:
+        missing = np.isnan(tile)
         count = add(~missing, axes, step.total[0], True)
-        filled = reductions.replace_nan(block, 0)
+        filled = reductions.replace_nan(tile, 0)
         mean = add(filled, axes, dtype, True) / np.maximum(count, 1).astype(squares)
-        library = _backend.namespace_of(block)
+        library = _backend.namespace_of(tile)
         deviation = library.where(missing, 0, filled.astype(dtype, copy=False) - mean)
         square = deviation.real * deviation.real
         if dtype.kind == "c":
             square = square + deviation.imag * deviation.imag
         rest = add(as_block(deviation), axes, dtype, True)
         return count, mean, add(as_block(square), axes, squares, True), rest
+
+    def merge(a: State, b: State) -> State:
+        with np.errstate(invalid="ignore"):  # tiles have warned of what is infinite
+            return _merge_counted(*map(np.array, zip(a, b, strict=True)))
+
+    def state(block: Buffer) -> State:
+        return tuple(reductions.by_tiles(block, axes, of_tile, merge, step.total))
 
     def state_of_all(block: Buffer) -> State:
         if not _backend.is_numpy(block):
@@ -684,7 +697,7 @@ Distribution: count, mean and squared deviations of all blocks along a cut reduc
 exchanged at once and merged in rank order (Chan, Golub, LeVeque 1979); the result is replicated
 there. Of more than 512 KiB each rank merges a part, and then they gather the results. Where these
 states are over a mebibyte, and a rank would get more than its block has, a kept axis is cut
-instead. Partial inputs are reduced first.{memory}
+instead. Partial inputs are reduced first.
 
 Examples
 --------
@@ -706,7 +719,6 @@ def _spread(name: str) -> Callable[..., Any]:
         of=" of the items that are not NaN" if ignores else "",
         how="" if ignores else ", in one pass over the data",
         missing="NaN" if ignores else "NaN or infinity",
-        memory=" Each block takes memory for three copies of itself." if ignores else "",
         items="[1.0, 5.0, np.nan]" if ignores else "[1.0, 5.0]",
         answer=2.0 if is_root else 4.0,
     )
