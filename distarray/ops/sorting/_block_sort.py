@@ -13,6 +13,8 @@ makes every sort of them stable, too.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
@@ -239,24 +241,36 @@ def _order_of_words(words: Buffer) -> Buffer:
     """Return the stable order of 1-d keys: word by word, the least significant first."""
     order = None
     for place in range(words.shape[-1] - 1, -1, -1):
-        word = words[:, place] if order is None else words[order, place]
+        column = words[:, place]
+        if order is None:
+            if column.min() != column.max():
+                order = _order_of_word(column)
+            continue
+        word = column[order]
         if word.min() == word.max():
             continue
-        step = _order_of_word(word)
-        order = step if order is None else order[step]
+        step = _order_of_word(word, functools.partial(_taken, column, order))
+        for start in range(0, len(step), _PIECE):  # in place
+            step[start : start + _PIECE] = order[step[start : start + _PIECE]]
+        order = step
     return np.arange(len(words)) if order is None else order
 
 
-def _order_of_word(word: Buffer) -> Buffer:
+def _taken(column: Buffer, order: Buffer, among: Buffer) -> Buffer:
+    taken: Buffer = column[order[among]]
+    return taken
+
+
+def _order_of_word(word: Buffer, again: Callable[[Buffer], Buffer] | None = None) -> Buffer:
     """Return the stable order of words by sorting them with their positions in the lowest bits.
 
     Where both do not fit, the lowest bits of the words are left out at first, and what is equal
-    without them is sorted again.
+    without them is sorted again. Words that `again` returns, for some positions, are overwritten.
     """
     low = word.min()
     position_bits = (len(word) - 1).bit_length()
     lost = max(0, int(word.max() - low).bit_length() + position_bits - 64)
-    packed = word - low
+    packed = np.subtract(word, low, out=None if again is None else word)
     if lost:  # bits that are 0 in whole numbers and in others of few digits
         is_exact = not int(np.bitwise_or.reduce(packed)) & ((1 << lost) - 1)
     packed >>= np.uint64(lost)
@@ -274,5 +288,6 @@ def _order_of_word(word: Buffer) -> Buffer:
             open_[1:] = same
             open_[:-1] |= same
             among = order[open_]
-            order[open_] = among[np.argsort(word[among], kind="stable")]
+            some = word[among] if again is None else again(among)
+            order[open_] = among[np.argsort(some, kind="stable")]
     return order

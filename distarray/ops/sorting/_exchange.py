@@ -8,7 +8,7 @@ same for any number of ranks. Descending lines are ascending ones of the ranks a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -30,13 +30,12 @@ is cut, and to exchange, 370 and 645. Places go with their items: of 512 KiB of 
 
 def sort_across(
     comm: Communicator,
-    lines: Buffer,
+    given: list[Buffer],
     offsets: Any,
     token: int,
     what: object = "",
     *,
     first: int | None = None,
-    payload: Sequence[Buffer] = (),
     total: int | None = None,
     descending: bool = False,
     stable: bool = True,
@@ -47,17 +46,16 @@ def sort_across(
     ----------
     comm : Communicator
         Of the ranks that have parts of the lines, in the order of these.
-    lines : array
+    given : list of array
         This rank's part of each line, of which all ranks have alike many: 2-d, of a dtype that
-        `KeyWords` takes, in native byte order and host memory; parts may be empty.
+        `KeyWords` takes, in native byte order and host memory; parts may be empty. Then what
+        travels with the items, of the same first two axes. The list is left empty.
     offsets : sequence of int
         Where each rank's part of a sorted line begins, and the end of the last.
     token, what
         As in ``Communicator.views``.
     first : int, optional
         Where this rank's part of a line begins: then the places of the items travel with them.
-    payload : sequence of array
-        With the axes of `lines` first; the items of each travel with those of the lines.
     total : int, optional
         The length of a line; what comes after the last offset is dropped. Default: that offset.
     descending : bool
@@ -80,11 +78,10 @@ def sort_across(
     """
     offsets = np.asarray(offsets, np.int64)
     total = int(offsets[-1]) if total is None else total
-    count, own = len(lines), int(offsets[comm.rank + 1] - offsets[comm.rank])
-    itemsize = sum(one.itemsize * prod(one.shape[2:]) for one in (lines, *payload))
+    count, own = len(given[0]), int(offsets[comm.rank + 1] - offsets[comm.rank])
+    itemsize = sum(one.itemsize * prod(one.shape[2:]) for one in given)
     nbytes = total * count * (itemsize if first is None else itemsize + 8)
-    if not nbytes or (lines.itemsize and nbytes <= GATHERED_BYTES):
-        given = [lines, *payload]
+    if not nbytes or (given[0].itemsize and nbytes <= GATHERED_BYTES):
         if not nbytes:
             found, *carried = [np.zeros((count, own, *one.shape[2:]), one.dtype) for one in given]
             order = np.zeros((count, own), np.int64)
@@ -101,8 +98,8 @@ def sort_across(
             carried.insert(0, order)
         return found, carried
     if descending:
-        lines, payload = lines[:, ::-1], [one[:, ::-1] for one in payload]
-    runs, carried = _sort_runs(lines, first, payload, descending, stable)
+        given[:] = [one[:, ::-1] for one in given]
+    runs, carried = _sort_runs(given, first, descending, stable)
     cuts = _cut(comm, runs, (total - offsets)[::-1] if descending else offsets, total, descending)
     if descending:
         runs, carried = runs[:, ::-1], [one[:, ::-1] for one in carried]
@@ -114,13 +111,14 @@ def sort_across(
         senders = senders[None]
     else:
         flat, senders = _push_lines(comm, flat, cuts, token, what)
+    if count == 1:
+        found, *carried = [one[None] for one in _merge(flat, senders[0], descending, stable)]
+        return found, carried
     merged = [
         _merge([one[i * own : (i + 1) * own] for one in flat], senders[i], descending, stable)
         for i in range(count)
     ]
-    found, *carried = [
-        parts[0][None] if count == 1 else np.stack(parts) for parts in zip(*merged, strict=True)
-    ]
+    found, *carried = [np.stack(parts) for parts in zip(*merged, strict=True)]
     return found, carried
 
 
@@ -163,13 +161,16 @@ def gather_lines(
 
 
 def _sort_runs(
-    lines: Buffer, first: int | None, payload: Sequence[Buffer], descending: bool, stable: bool
+    given: list[Buffer], first: int | None, descending: bool, stable: bool
 ) -> tuple[Buffer, list[Buffer]]:
-    """Return sorted lines, and in the same order their places and their payload."""
-    if first is None and not payload:
-        return sort_block(lines, stable=stable), []
-    count, length = lines.shape
-    order = argsort_block(lines)
+    """Return sorted lines, and in the same order their places and what else is given.
+
+    The list is left empty.
+    """
+    if first is None and len(given) == 1:
+        return sort_block(given.pop(), stable=stable), []
+    count, length = given[0].shape
+    order = argsort_block(given[0])
     places = []
     if first is not None:
         places.append(_memory.empty(order.shape, np.int64))
@@ -180,10 +181,12 @@ def _sort_runs(
     if count > 1:
         order += np.arange(count)[:, None] * length
     both = []
-    for one in (lines, *payload):
+    while given:
+        one = given.pop(0)
         rows = one.reshape(-1, *one.shape[2:])
         taken = _memory.empty((*order.shape, *rows.shape[1:]), one.dtype)  # which others read
         both.append(np.take(rows, order, axis=0, out=taken, mode="clip"))
+        del one, rows  # makes room
     return both[0], places + both[1:]
 
 
@@ -232,17 +235,23 @@ def _push_lines(
 def _merge(
     parts: list[Buffer], offsets: np.ndarray, descending: bool, stable: bool
 ) -> list[Buffer]:
-    """Return the runs of one line merged, and what travels with their items."""
+    """Return the runs of one line merged, and what travels with their items; may be the same."""
     if descending:
-        parts = [np.ascontiguousarray(one[::-1]) for one in parts]
+        parts[:] = [np.ascontiguousarray(one[::-1]) for one in parts]
         offsets = (offsets[-1] - offsets)[::-1]
     if len(parts) < 3 and all(one.dtype == np.int64 and one.ndim == 1 for one in parts[1:]):
         found = merge_runs(parts[0], offsets, *parts[1:], stable=stable)
         parts = [one for one in found if one is not None]
     else:
         order = merge_order(parts[0], offsets)
-        parts = [one[order] for one in parts]
+        parts[:] = [one[order] for one in drain(parts)]
     return [np.ascontiguousarray(one[::-1]) for one in parts] if descending else parts
+
+
+def drain(arrays: list[Buffer]) -> Iterator[Buffer]:
+    """Yield arrays of which a list keeps none."""
+    while arrays:
+        yield arrays.pop(0)
 
 
 def _join_spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

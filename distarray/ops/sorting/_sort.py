@@ -11,7 +11,7 @@ that of their libraries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any, Final
@@ -46,7 +46,7 @@ from distarray.ops.manipulation._joining import unstack
 from distarray.ops.manipulation._reshape import change_shape
 from distarray.ops.sorting import _exchange
 from distarray.ops.sorting._block_sort import argsort_block, sort_block
-from distarray.ops.sorting._exchange import gather_lines, sort_across
+from distarray.ops.sorting._exchange import drain, gather_lines, sort_across
 from distarray.ops.sorting._keys import KeyWords
 from distarray.redistribute import redistribute_local
 from distarray.typing import Buffer
@@ -156,7 +156,7 @@ def _along_axis(
         del blocks  # makes room
         shape = moved[0].shape[:-1]
         count = prod(shape)
-        lines = [one.reshape(count, one.shape[-1]) for one in _drain(moved)]
+        lines = [one.reshape(count, one.shape[-1]) for one in drain(moved)]
         if comm is None:
             found = whole(*lines)
         elif most:
@@ -171,7 +171,7 @@ def _along_axis(
             del groups
         left, results = [*found], []
         del lines, found
-        for one in _drain(left):
+        for one in drain(left):
             block = one.reshape(*shape, one.shape[-1]).swapaxes(axis, -1)
             del one
             block = _backend.asarray(np.ascontiguousarray(block), device)
@@ -196,12 +196,6 @@ def _first_item(step: Step) -> int:
 # --- rows: static is (axis, length, descending, stable, fields) ----------------------------------
 
 
-def _drain(arrays: list[Buffer]) -> Iterator[Buffer]:
-    """Yield arrays of which a list keeps none."""
-    while arrays:
-        yield arrays.pop(0)
-
-
 def _sort_dtypes(_: Op, call: Call) -> tuple[Any, Any]:
     KeyWords(call.dtypes[0])  # which refuses what has no order
     return call.dtypes[0], call.dtypes[0]
@@ -224,7 +218,7 @@ def _bind_sort(step: Step) -> Callable[[Buffer], Buffer]:
         return items(sort_block(key(lines), **options))
 
     def across(comm: Any, parts: Sequence[Buffer], *where: Any) -> Lines:
-        found, _ = sort_across(comm, key(parts[0]), *where, **options)
+        found, _ = sort_across(comm, [key(parts[0])], *where, **options)
         return items(found)
 
     return _along_axis(step, whole, across, beside=0)
@@ -296,7 +290,7 @@ def _bind_order(step: Step) -> Callable[..., Buffer]:
         return (found,)
 
     def across(comm: Any, parts: Sequence[Buffer], *where: Any) -> Lines:
-        _, found = sort_across(comm, key(parts), *where, first=first, descending=descending)
+        _, found = sort_across(comm, [key(parts)], *where, first=first, descending=descending)
         return tuple(found)
 
     return _along_axis(step, whole, across, beside=8)
@@ -304,8 +298,13 @@ def _bind_order(step: Step) -> Callable[..., Buffer]:
 
 def _words(parts: Sequence[Buffer]) -> Buffer:
     """Return keys that compare as the last of some lines, then as the one before it, and so on."""
-    words = np.concatenate([KeyWords(one.dtype).encode(one) for one in reversed(parts)], axis=-1)
-    count = words.shape[-1]
+    keys = [KeyWords(one.dtype) for one in parts]
+    counts = [len(one.bits) for one in keys]
+    count = sum(counts)
+    words = _memory.empty((*parts[0].shape, count), np.uint64)
+    for encoded, one, start in zip(keys, parts, np.cumsum(counts[::-1])[::-1], strict=True):
+        width = len(encoded.bits)
+        words[..., start - width : start] = encoded.encode(one)
     if count < 2:
         return words[..., 0] if count else np.zeros(words.shape[:-1], np.uint64)
     dtype = np.dtype([(f"word{i}", np.uint64) for i in range(count)])
@@ -340,9 +339,10 @@ def _bind_topk(step: Step) -> Callable[[Buffer], tuple[Buffer, Buffer]]:
 
     def across(comm: Any, parts: Sequence[Buffer], *where: Any) -> Lines:
         values, order = foremost(parts[0])
-        values, (order,) = sort_across(
-            comm, values, *where, payload=[order + first], total=total, descending=largest
-        )
+        order += first
+        given = [values, order]
+        del values, order  # makes room
+        values, (order,) = sort_across(comm, given, *where, total=total, descending=largest)
         return _from_fields(values, step.call.dtypes[0]), order
 
     return _along_axis(step, whole, across)

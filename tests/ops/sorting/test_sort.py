@@ -423,16 +423,15 @@ def test_payload_travels_with_its_items(
         to = slice(*targets[comm.rank : comm.rank + 2])
         rows = np.stack([values, -values, values * 0], axis=-1)
         lines, (places, carried) = sort_across(
-            comm, values[:, own], targets, token("test"),
-            payload=[np.tile(np.arange(50), (3, 1))[:, own], rows[:, own]],
-            total=50, descending=descending,
+            comm, [values[:, own], np.tile(np.arange(50), (3, 1))[:, own], rows[:, own]],
+            targets, token("test"), total=50, descending=descending,
         )  # fmt: skip
         assert (lines == np.take_along_axis(values, order, 1)[:, to]).all()
         assert (places == order[:, to]).all()
         assert (carried[..., 1] == -lines).all()
         line, (place,) = sort_across(
-            comm, values[:1, own], offsets, token("test"),
-            payload=[np.arange(50)[None, own]], descending=descending,
+            comm, [values[:1, own], np.arange(50)[None, own]], offsets, token("test"),
+            descending=descending,
         )  # fmt: skip
         assert (line == values[0][order[0]][own]).all()
         assert (place == order[0][own]).all()
