@@ -797,15 +797,15 @@ MUTANTS = (
     Mutant(
         "a product beside NaN leaves none out",
         "ops/statistical/_reductions.py",
-        'if block.dtype.kind in "fc":\n            block = replace_nan',
-        'if block.dtype.kind in "":\n            block = replace_nan',
+        'if block.dtype.kind not in "fc":\n            return reduced',
+        'if block.dtype.kind not in "":\n            return reduced',
         ("ops/test_every_row.py::test_row_that_computes_with_items",),
     ),
     Mutant(
         "a mean beside NaN counts NaN",
         "ops/statistical/_moments.py",
-        "count = reductions.nonzero(~np.isnan(block), axes, None, True)",
-        "count = reductions.nonzero(np.ones_like(block), axes, None, True)",
+        "count = reductions.nonzero(~np.isnan(tile), axes, None, True)",
+        "count = reductions.nonzero(np.ones_like(tile), axes, None, True)",
         ("core/families/test_reductions.py::test_mean_beside_nan_exchanges_sums_and_counts_once",),
     ),
     Mutant(

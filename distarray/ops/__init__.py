@@ -231,6 +231,7 @@ from distarray.ops.families._halos import read_halo as read_halo
 from distarray.ops.families._neighbours import Fill as Fill
 from distarray.ops.families._neighbours import fill_in as fill_in
 from distarray.ops.families._neighbours import fill_views as fill_views
+from distarray.ops.families._relabel import move_cuts as move_cuts
 from distarray.ops.families._relabel import replace_axes as replace_axes
 from distarray.ops.families._relabel import uncut_axes as uncut_axes
 from distarray.ops.families._selection import expand as expand

@@ -6,11 +6,11 @@ What has as many items as a part of a matrix is distributed, like everything tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from distarray.comm import _backend
+from distarray.comm import _backend, _memory
 from distarray.core import (
     BaseArray,
     Op,
@@ -44,6 +44,8 @@ from distarray.ops.manipulation._joining import unstack
 from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
+_PIECE: Final = 1 << 15
+"""Places that are taken apart at once, which stay in the cache until their parts are copied."""
 
 # --- diagonals and triangles ---------------------------------------------------------------------
 
@@ -440,7 +442,20 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 
 def _bind_unravel(step: Step) -> Callable[[Buffer], tuple[Buffer, ...]]:
     shape, order = step.call.static
-    return on_host(lambda block: tuple(map(np.array, _call(np.unravel_index, block, shape, order))))
+
+    def unravel(block: Buffer) -> tuple[Buffer, ...]:
+        if block.size <= _PIECE:
+            return tuple(map(np.array, _call(np.unravel_index, block, shape, order)))
+        found = tuple([_memory.empty(block.shape, _INDEX) for _ in shape])
+        flat, outs = block.reshape(-1), [one.reshape(-1) for one in found]
+        for start in range(0, flat.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            parts = _call(np.unravel_index, flat[piece], shape, order)
+            for out, part in zip(outs, parts, strict=True):
+                out[piece] = part
+        return found
+
+    return on_host(unravel)
 
 
 def _bind_ravel(step: Step) -> Callable[..., Buffer]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distarray.comm import copy_box
+from distarray.comm import _backend, copy_box
 from distarray.core import (
     BaseArray,
     check_distributed,
@@ -23,6 +23,7 @@ from distarray.core import (
 from distarray.errors import IndexingError, ShapeError
 from distarray.layout import counted, normalize_axis
 from distarray.ops.creation._filled import empty_like, ones, target_layout, zeros_like
+from distarray.ops.elementwise._rounding import copy
 from distarray.ops.families._relabel import resize_axis
 from distarray.ops.families._values import check_one_mesh, read_values
 from distarray.ops.indexing._items import getitem, setitem
@@ -318,8 +319,11 @@ def resize(x: Any, /, new_shape: Any) -> Any:
         return zeros_like(x, shape=shape)
     if not x.dtype.isnative:  # as of what is joined
         x = x.astype(x.dtype.newbyteorder("="))
-    flat = tile(change_shape(x, (-1,)), -(-n // x.size))
-    return change_shape(getitem(flat, slice(n)), shape)
+    flat, times = change_shape(x, (-1,)), -(-n // x.size)
+    if times > 1:
+        flat = tile(flat, times)
+    result = change_shape(getitem(flat, slice(n)), shape)
+    return copy(result) if _backend.may_share_memory(result._local, x._local) else result
 
 
 def _along(name: str, x: Any, axis: int | None) -> tuple[Any, int]:

@@ -15,12 +15,13 @@ from distarray.core import (
     check_distributed,
     check_out,
     check_writable,
+    move,
     plain_buffer,
     write_out,
 )
 from distarray.errors import ArgumentError, ArgumentTypeError, ShapeError
 from distarray.layout import Layout, Placement, carry_cuts, kept, normalize_axis
-from distarray.ops import asarray, take, take_along_axis
+from distarray.ops import asarray, move_cuts, take, take_along_axis
 from distarray.random._bijection import permute
 from distarray.random._blocks import Key, geometry_of, indices_of, words_of
 from distarray.random._parameters import INTEGERS
@@ -154,8 +155,10 @@ class Shuffling:
 
         Notes
         -----
-        Distribution: as `take_along_axis`, or `take` for None. Memory besides the result: 8 bytes
-        for each item of the process.
+        Distribution: where lines are cut, and are at least as many as processes, another axis is
+        cut instead, and in the end the first one again. Else as `take_along_axis`, or `take` for
+        None. Memory besides the result: 8 bytes for each item of the process, where lines are cut
+        and for None 40 bytes, or a copy of the block, and what redistributions need.
 
         Examples
         --------
@@ -176,7 +179,16 @@ class Shuffling:
             result = take(x, self._draw_layout(_order(x.size), layout))
         else:
             axis = normalize_axis(axis, x.ndim)
-            result = take_along_axis(x, self._draw_layout(_orders(axis), layout), axis)
+            whole = _with_whole_lines(layout, axis)
+            lines = (
+                x
+                if whole is layout
+                else x._new(move("permuted", x._local, x._layout, whole), whole)
+            )
+            result = take_along_axis(lines, self._draw_layout(_orders(axis), whole), axis)
+            del lines  # makes room
+            if whole is not layout:
+                result = x._new(move("permuted", result._local, whole, layout), layout)
         return write_out("permuted", out, result)
 
     # --- numbers of rows -------------------------------------------------------------------------
@@ -194,6 +206,17 @@ class Shuffling:
 
     def _draw_layout(self, fill: Fill, layout: Layout) -> Any:
         return self._draw(fill, layout.shape, INTEGERS, None, None, layout=layout)
+
+
+@kept(64)
+def _with_whole_lines(layout: Layout, axis: int) -> Layout:
+    """Return the layout with another axis cut in place of this one; the same if none is as long."""
+    count = layout.partition(axis).count
+    lengths = {a: n // layout.partition(a).count for a, n in enumerate(layout.shape) if a != axis}
+    other = max(lengths, key=lengths.__getitem__, default=axis)
+    if count == 1 or lengths.get(other, 0) < count:
+        return layout
+    return move_cuts(layout, (axis,), other)
 
 
 @kept(64)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import tracemalloc
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import distarray as da
+from distarray.comm import _grouping
 from distarray.comm.kernels import _jit
 from distarray.layout import Shard
+from distarray.ops import _index_arrays
+from distarray.random import _bijection, _shuffling, _streams
 from distarray.testing import simulate
 from tests import peak_memory
 
@@ -80,3 +85,60 @@ def test_reductions_by_tiles_give_numpys_results(name: str, value: np.ndarray) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of infinite products
         simulate(2, program)
+
+
+def permuted(axis: int) -> Callable[[Any], Any]:
+    return lambda x: da.random.default_rng(1).permuted(x, axis=axis)
+
+
+CUT = {
+    "argsort, descending": (lambda x: da.argsort(x.reshape(-1), descending=True), 4.2),
+    "lexsort": (lambda x: da.lexsort((x.reshape(-1), x.reshape(-1))), 7.2),
+    "permuted": (permuted(0), 2.9),
+    "resize": (lambda x: da.resize(x, x.size), 0.1),
+    "sort, descending": (lambda x: da.sort(x.reshape(-1), descending=True), 2.2),
+    "topk": (lambda x: da.topk(x.reshape(-1), x.size // 2), 4.2),
+    "unravel_index": (lambda x: da.unravel_index(x, (1000, 2000)), 0.5),
+}
+"""Of arrays that are cut along the first axis; the last number is the most blocks."""
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_memory_beside_array_and_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_grouping, "_PIECE", 1 << 10)
+    monkeypatch.setattr(_index_arrays, "_PIECE", 1 << 10)
+    for module in (_bijection, _shuffling, _streams):
+        monkeypatch.setattr(module, "PIECE", 1 << 12)
+    call, blocks = CUT[name]
+    value = np.random.default_rng(0).integers(0, 10**6, (128, 2048))
+    given = value if name == "unravel_index" else value / 8
+    assert peak_memory.scratch(call, given, 2) <= blocks
+
+
+def test_products_of_all_items_move_none_that_are_cut_alike() -> None:
+    value = np.arange(600.0).reshape(20, 30)
+
+    def program() -> None:
+        x, y = (da.distribute_array(one, placements=[Shard(1)]) for one in (value, value[::-1]))
+        with da.CommLog() as log:
+            found = da.vdot(x, y)
+        assert log.bytes() == 0
+        assert float(found) == np.vdot(value, value[::-1])
+
+    simulate(2, program)
+
+
+def test_lines_that_are_cut_are_permuted_as_whole_ones() -> None:
+    value = np.arange(600).reshape(20, 30)
+
+    def program() -> None:
+        for axis in (0, 1):
+            whole = da.random.default_rng(3).permuted(da.asarray(value), axis=axis).full_array()
+            for placement in (Shard(0), Shard(1)):
+                x = da.distribute_array(value, placements=[placement])
+                found = da.random.default_rng(3).permuted(x, axis=axis)
+                assert found.layout is x.layout
+                np.testing.assert_array_equal(found.full_array(), whole)
+                np.testing.assert_array_equal(np.sort(whole, axis), value)
+
+    simulate(3, program)

@@ -30,7 +30,7 @@ from distarray.layout import normalize_axes, normalize_axis
 from distarray.ops.elementwise._arithmetic import multiply
 from distarray.ops.elementwise._rounding import conj
 from distarray.ops.families._relabel import carry_cuts, recut
-from distarray.ops.linear_algebra._contraction import matmul, vecdot
+from distarray.ops.linear_algebra._contraction import matmul, tensordot, vecdot
 from distarray.ops.linear_algebra._whole_axes import Axes, whole_axes
 from distarray.ops.manipulation._reshape import change_shape, reshape
 from distarray.ops.manipulation._shape import moveaxis
@@ -283,6 +283,11 @@ def vdot(x1: Any, x2: Any, /, *, reproducible: bool = False) -> Any:
     (3+0j)
     """
     x1, x2 = normalize_operands("vdot", (x1, x2))
+    both = isinstance(x1, BaseArray) and isinstance(x2, BaseArray)
+    if both and x1.ndim > 1 and x1.shape == x2.shape and not reproducible:
+        moves = any(x1._layout.sharding_axes(axis) for axis in range(1, x1.ndim))
+        if moves and x1.dtype.kind in "biuf":  # items stay where they lie, in whatever order
+            return tensordot(x1, x2, x1.ndim)
     left, right = [
         change_shape(x, (-1,)) if isinstance(x, BaseArray) else np.reshape(x, (-1,))
         for x in (x1, x2)
