@@ -194,7 +194,8 @@ class _Unique:
         items = block.reshape(-1)
         if not dtype.isnative:
             items = items.astype(dtype.newbyteorder("="))
-        found = _distinct(items, wanted)
+        waits = self._comm is not None and len(items) < 1 << 31
+        found = _distinct(items, wanted, np.int32 if waits else np.int64)
         own = found.inverse
         if self._comm is not None:
             rows = [found.values]
@@ -211,16 +212,21 @@ class _Unique:
         return tuple(parts)
 
     def _global_places(self, places: Any) -> Buffer:
-        """Return the places in the flattened array of items, given theirs in the block."""
-        found = np.zeros(len(places), np.int64)
-        stride = 1
-        for (start, stop), size in zip(self._box[::-1], self._shape[::-1], strict=True):
-            places, along = np.divmod(places, stop - start)
-            along += start
-            along *= stride
-            found += along
-            stride *= size
-        return found
+        """Return the places in the flattened array of items, given theirs in the block.
+
+        These are overwritten.
+        """
+        for first in range(0, len(places), _PIECE):
+            piece = places[first : first + _PIECE]
+            found, rest, stride = np.zeros(len(piece), np.int64), piece, 1
+            for (start, stop), size in zip(self._box[::-1], self._shape[::-1], strict=True):
+                rest, along = np.divmod(rest, stop - start)
+                along += start
+                along *= stride
+                found += along
+                stride *= size
+            piece[...] = found
+        return places
 
     def _merge(
         self, comm: Communicator, rows: list[Buffer], wanted: Wanted
@@ -343,7 +349,8 @@ class _Distinct(NamedTuple):
     counts: Any
 
 
-def _distinct(items: Buffer, wanted: Wanted) -> _Distinct:
+def _distinct(items: Buffer, wanted: Wanted, number: Any) -> _Distinct:
+    """Return the different items of a block, and what else is wanted; numbers of a dtype."""
     order = argsort_block(items) if wanted.places or wanted.inverse else None
     if order is None:
         run = sort_block(items)
@@ -356,7 +363,7 @@ def _distinct(items: Buffer, wanted: Wanted) -> _Distinct:
     places = counts = None
     if wanted.places:
         places = compress(order, starts, _memory.empty(values.shape, np.int64))
-    inverse = _numbers(order, starts, 0) if wanted.inverse else None
+    inverse = _numbers(order, starts, 0, number) if wanted.inverse else None
     del order
     if wanted.counts:
         firsts = np.flatnonzero(starts)
@@ -379,12 +386,12 @@ def _compact(run: Buffer, starts: Buffer) -> Buffer:
     return run[:stop]
 
 
-def _numbers(order: Any, starts: Buffer, first: int) -> Buffer:
+def _numbers(order: Any, starts: Buffer, first: int, dtype: Any = np.int64) -> Buffer:
     """Return for each item, in the order before it was sorted, which of the different ones it is.
 
     These are counted from `first` on.
     """
-    numbers: Buffer = _memory.empty(order.shape, np.int64)
+    numbers: Buffer = _memory.empty(order.shape, dtype)
     for start in range(0, len(order), _PIECE):
         piece = slice(start, start + _PIECE)
         some = np.cumsum(starts[piece])
@@ -395,10 +402,11 @@ def _numbers(order: Any, starts: Buffer, first: int) -> Buffer:
 
 
 def _taken(ids: Buffer, own: Buffer) -> Buffer:
-    """Return the numbers that others gave the own ones, which are overwritten."""
+    """Return the numbers that others gave the own ones."""
+    taken: Buffer = _memory.empty(own.shape, np.int64)
     for start in range(0, len(own), _PIECE):
-        own[start : start + _PIECE] = ids[own[start : start + _PIECE]]
-    return own
+        taken[start : start + _PIECE] = ids[own[start : start + _PIECE]]
+    return taken
 
 
 def _starts(run: Buffer, equal_nan: bool) -> Buffer:
