@@ -98,6 +98,7 @@ CUT = {
     "resize": (lambda x: da.resize(x, x.size), 0.1),
     "sort, descending": (lambda x: da.sort(x.reshape(-1), descending=True), 2.2),
     "topk": (lambda x: da.topk(x.reshape(-1), x.size // 2), 4.2),
+    "trapezoid": (lambda x: da.trapezoid(x, axis=0), 2.1),
     "unravel_index": (lambda x: da.unravel_index(x, (1000, 2000)), 0.5),
 }
 """Of arrays that are cut along the first axis; the last number is the most blocks."""

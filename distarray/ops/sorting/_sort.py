@@ -467,8 +467,8 @@ def argsort(
 
     Notes
     -----
-    Distribution: as `sort`; an item takes its place along, 8 bytes. Memory: that of the items
-    twice, and seven times 8 bytes an item.
+    Distribution: as `sort`; an item takes its place along, 8 bytes. Memory besides the result, of
+    real numbers: that of the items twice, and three times 8 bytes an item.
 
     Examples
     --------
@@ -508,7 +508,8 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
     Notes
     -----
     Distribution: keys are brought to one layout. Then as `argsort`; an item is as many integers of
-    8 bytes as its keys have words.
+    8 bytes as its keys have words. Memory of lines that are cut, besides the result: these words
+    three times, and 8 bytes an item.
 
     Examples
     --------
