@@ -44,7 +44,7 @@ from distarray.ops.manipulation._joining import unstack
 from distarray.typing import Buffer
 
 _INDEX = np.dtype(np.int64)
-_PIECE: Final = 1 << 15
+_PIECE: Final = 1 << 13
 """Places that are taken apart at once, which stay in the cache until their parts are copied."""
 
 # --- diagonals and triangles ---------------------------------------------------------------------
@@ -444,7 +444,7 @@ def _bind_unravel(step: Step) -> Callable[[Buffer], tuple[Buffer, ...]]:
     shape, order = step.call.static
 
     def unravel(block: Buffer) -> tuple[Buffer, ...]:
-        if block.size <= _PIECE:
+        if block.size <= 4 * _PIECE:
             return tuple(map(np.array, _call(np.unravel_index, block, shape, order)))
         found = tuple([_memory.empty(block.shape, _INDEX) for _ in shape])
         flat, outs = block.reshape(-1), [one.reshape(-1) for one in found]
