@@ -12,7 +12,6 @@ from distarray.core import (
     LARGE,
     Call,
     Op,
-    allocate,
     as_block,
     check_distributed,
     check_flag,
@@ -37,6 +36,7 @@ from distarray.ops import (
     LinAlgError,
     abs,
     astype,
+    by_tiles,
     count_nonzero,
     expand_dims,
     full_like,
@@ -230,14 +230,21 @@ def _sum_of_squares(block: Buffer, axes: tuple[int, ...], dtype: Any, keepdims: 
         parts = block.ravel(order="K").view(block.real.dtype)
         total = np.asarray(sum_of_squares(parts), dtype)
         return total.reshape((1,) * block.ndim if keepdims else ())
-    first, *rest = (block.real, block.imag) if block.dtype.kind == "c" else (block,)
-    out = None
-    if block.nbytes >= LARGE and _backend.is_numpy(block):
-        out = allocate(block.shape, first.dtype.newbyteorder("="), "cpu", [block])
-    squares = np.square(first, out=out)
-    for one in rest:
-        squares += np.square(one)
-    return reduce_block(np.add, as_block(squares), axes, dtype, keepdims)
+
+    def reduced(part: Buffer, keepdims: bool) -> Any:
+        first, *rest = (part.real, part.imag) if part.dtype.kind == "c" else (part,)
+        squares = np.square(first)
+        for one in rest:
+            squares += np.square(one)
+        return reduce_block(np.add, as_block(squares), axes, dtype, keepdims)
+
+    if block.nbytes < LARGE or not _backend.is_numpy(block):
+        return reduced(block, keepdims)
+    made = block.real.dtype.newbyteorder("=") if dtype is None else dtype
+    (total,) = by_tiles(
+        block, axes, lambda tile: (reduced(tile, True),), lambda a, b: (a[0] + b[0],), [made]
+    )
+    return total if keepdims else total.squeeze(axes)
 
 
 @dtypes_of

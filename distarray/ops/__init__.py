@@ -362,6 +362,7 @@ from distarray.ops.statistical._reductions import (
     prod,
     sum,
 )
+from distarray.ops.statistical._reductions import by_tiles as by_tiles
 from distarray.ops.statistical._scans import (
     cumprod,
     cumsum,

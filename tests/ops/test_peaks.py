@@ -42,6 +42,21 @@ def test_reductions_beside_nan_need_a_few_tiles(name: str, axis: int | None) -> 
     assert blocks < 1  # three tiles of a quarter, at most
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_norms_of_lines_need_a_few_tiles(axis: int) -> None:
+    assert peak_memory.scratch(lambda x: da.linalg.norm(x, axis=axis), SQUARE, 2) < 0.5
+    given = X.reshape(512, -1)
+
+    def program() -> None:
+        for one in (given, given + 1j * given[::-1], given.astype("f4")):
+            x = da.distribute_array(one, placements=[Shard(0)])
+            found = da.linalg.norm(x, axis=axis).full_array()
+            np.testing.assert_allclose(found, np.linalg.norm(one, axis=axis), rtol=1e-6)
+            assert found.dtype == one.real.dtype
+
+    simulate(2, program)
+
+
 def test_extremes_of_lines_that_lie_apart_need_a_tile() -> None:
     assert peak_memory.scratch(lambda x: da.argmax(x, axis=0), SQUARE, 2) < 0.6
 

@@ -130,11 +130,11 @@ def by_tiles(
     dtypes: Sequence[Any],
     depth: int = _DEPTH,
 ) -> Sequence[Any]:
-    """Return `state(block)`; of a large block in host memory, that of its tiles, merged in pairs.
+    """Return `state(block)`; of more than two tiles in host memory theirs, merged in pairs.
 
     Parameters are those of `core.reduce_tiles`, and the least items of a line in a tile.
     """
-    if block.nbytes <= TILE_BYTES or not axes or not _backend.is_numpy(block):
+    if block.nbytes <= 2 * TILE_BYTES or not axes or not _backend.is_numpy(block):
         return state(block)
     budget = TILE_BYTES // block.itemsize
     steps = tile_shape(block.shape, block.strides, axes, budget, depth)
