@@ -1263,15 +1263,15 @@ MUTANTS = (
     Mutant(
         "a chirp knows distances of one sign",
         "fft/_chirp.py",
-        "range(-(taken - 1) // size, -(-given // size))",
-        "range(-(-given // size))",
+        "(sides[: self.passes] for",
+        "(sides[self.before_zero :] for",
         ("fft/test_lines.py::test_cut_lines_of_batches_agree_with_numpy",),
     ),
     Mutant(
         "rows of a chirp have no phase of their pass",
         "fft/_chirp.py",
-        "left *= self._phases[segment, number] * scale",
-        "left *= scale",
+        "self._left = self._rows * self._phases(self._at * number, order)",
+        "self._left = self._rows",
         ("fft/test_lines.py::test_cut_lines_of_batches_agree_with_numpy",),
     ),
     Mutant(

@@ -5,18 +5,19 @@ Where a length has no factors that the processes can share, the line is convolve
 1970), by transforms of a length L that has them, at least of n and of the items of the result
 together. Their frequencies may stay in the matrix's order.
 
-Long lines are convolved in q passes, each with every q-th of these frequencies, which a line of
-L / q items has: segments of so many, times roots, are added up, and what comes back is part of
-all segments of the result. So the chirp, and what is before and after a step, are q times smaller
-than L; each pass receives the operand, and makes its chirp. Factors are products of roots: of item
-C r + c in row r the square is that of C r, and of c, and 2 C r c, of which tiles have a table.
-Errors are some times those of six steps.
+Lines are convolved in q passes, each with every q-th of these frequencies, which a line of L / q
+items has: segments of so many, times roots, are added up, and what comes back is part of all
+segments of the result. So the chirp, and what is before and after a step, are q times smaller than
+L; each pass receives the operand, some columns at a time, and makes its chirp. Factors of item
+S s + C r + c, in row r of segment s, are products of roots: those of C r + c, for which tiles have
+a table, and exp(-2 pi i S s (C r + c) / n), one of each row and one of each column. So the chirp's
+segments are added up as a product of matrices. Errors are some times those of six steps.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil, isqrt
 from typing import Any, Final
 
@@ -30,15 +31,18 @@ from distarray.fft._stages import Send, Task, cut_off
 from distarray.layout import Layout, Replicate, Shard
 from distarray.ops import from_flat, run_exchange, to_flat
 from distarray.redistribute import redistribute_local
-from distarray.typing import Box, Buffer
+from distarray.typing import Box, Buffer, Coordinate
 
-PASS_BYTES: Final = 1 << 20
-"""What a process has in a pass at least, where there are several. Chosen: exchanges of so many
-bytes take longer than they take to begin."""
-SHARE: Final = 0.5
-"""Of a block, what a process has in a pass of a long line. Three times as much is needed at once:
-the chirp, and what is before and after a step. Less would not help, as there the operand arrives
-beside a pass's first part; and each pass receives it once more."""
+PASS_BYTES: Final = 80 << 10
+"""What a process has in a pass at least: of smaller ones the roots of rows and columns, and
+exchanges, take longer than products and transforms. Chosen: six passes of 170 KiB compute as long
+as one, four of 64 KiB take half as long again."""
+SHARE: Final = 1 / 3
+"""Of a block, what a process has in a pass at most. Three times as much is needed at once: the
+chirp, and what is before and after a step; so that is a block, as what the last exchange takes."""
+_ARRIVALS: Final = 2
+"""Exchanges in which the operand arrives in a pass: half of it and the sum of its segments are
+less than a block."""
 
 _DIGIT: Final = 8
 """A table has products of roots of so many columns, and of every column of so many: of up to 64
@@ -60,12 +64,12 @@ class Chirp(Line):
         self.result = task.real_dtype if self.weighs else task.dtype
         count = before.partition(axis).count
         self._taken, self._given = taken, given = self.source.shape[axis], self.after.shape[axis]
-        least = max(taken + given - 1, 1)
         # Real items have half of the bytes.
         block = max(taken / (1 + (self.is_real and not self.weighs)), given / (1 + self.weighs))
-        mine = least * self.source.largest_block / max(taken, 1) * task.dtype.itemsize
-        self.passes = max(min(int(mine / PASS_BYTES), ceil(least / (SHARE * block))), 1)
-        rows, columns = self.sizes = _sizes(-(-least // self.passes), count)
+        mine = (taken + given) * self.source.largest_block / max(taken, 1) * task.dtype.itemsize
+        passes = min(int(mine / PASS_BYTES), ceil((taken + given - 1) / (SHARE * block)))
+        self.passes, self.before_zero, size = _segments(taken, given, max(passes, 2))
+        rows, columns = self.sizes = _sizes(size, count)
         self.unevenness = self.passes * rows * columns / self.n
         cutting = before.sharding_axes(axis)
         chirp = Layout(
@@ -90,26 +94,26 @@ class Chirp(Line):
     def bind(self, _: bool) -> Callable[[Buffer], Buffer]:
         """Return the function of a block, which stays as it is.
 
-        Beside it there are the result and one and a half blocks, where the line is long, or else
-        the result and six.
+        Beside it there are the result and one block.
         """
         axis, task = self.axis, self.task
         rows, columns = self.sizes
         matrix = range(axis, axis + 2)
-        arrive = from_flat(self.source, self._first, matrix, self.what)
+        arrivals = self._arrivals()
         leave = to_flat(self._last, matrix, self.after, self.what)
-        assert arrive is not None  # only processes of the mesh bind
-        assert leave is not None
-        is_padded = self._first.shape[axis] * columns > self._taken
+        assert leave is not None  # only processes of the mesh bind
+        here = self._first.shape[axis]
+        is_padded = here * columns > self._taken
         lead = (slice(None),) * axis
         shape, row_shape = self._columns.local_shape(), self._rows.local_shape()
-        first_column = own_range(self._columns, axis + 1)[0]
+        own_columns = own_range(self._columns, axis + 1)
+        first_column = own_columns[0]
         first_row = own_range(self._rows, axis)[0]
 
         def transform_block(block: Any) -> Buffer:
             device = _backend.device_of(block)
             source = cut_off(block, self.source, axis)
-            factors = _Factors(self, first_column, device)
+            factors = _Factors(self, *own_columns, device)
             into = self.twiddles(rows * columns, shape, axis, axis + 1, first_column, True, device)
             back = self.twiddles(
                 rows * columns, row_shape, axis + 1, axis, first_row, False, device
@@ -119,18 +123,25 @@ class Chirp(Line):
             )
             total = _memory.empty(self._last.local_shape(), self.result, device)
             for number in range(self.passes):
-                block = _memory.empty(self._first.local_shape(), source.dtype, device)
-                if is_padded:
-                    block[(*lead, -1)] = 0
-                run_exchange(arrive, source, block)
+                block = _memory.empty(shape, task.dtype, device)
+                for arrive, low, high in arrivals:
 
-                def on_columns(tile: Buffer, box: Box, number: int = number) -> Buffer:
-                    tile = self._fold(tile, box, factors, number)
-                    return into(self.transform(tile, axis, rows, True, "ortho"), box)
+                    def on_columns(
+                        tile: Buffer, box: Box, number: int = number, low: int = low
+                    ) -> Buffer:
+                        start, stop = box[axis + 1]
+                        box = (*box[: axis + 1], (low + start, low + stop), *box[axis + 2 :])
+                        tile = self._fold(tile, box, factors, number)
+                        return into(self.transform(tile, axis, rows, True, "ortho"), box)
 
-                out = _memory.empty(shape, task.dtype, device)
-                block = by_tiles(on_columns, block, out, (axis,))
-                del out
+                    part: Any = block[(*lead, slice(None), slice(low, high))]
+                    some = (*part.shape[:axis], here, *part.shape[axis + 1 :])
+                    arrived: Any = _memory.empty(some, source.dtype, device)
+                    if is_padded:
+                        arrived[(*lead, -1)] = 0
+                    run_exchange(arrive, source, arrived)
+                    by_tiles(on_columns, arrived, part, (axis,))
+                    arrived = part = None  # makes room
                 block = redistribute_local(block, self._columns, self._rows, is_free=True)
                 chirp: Any = self._transform_chirp(factors, number, twiddle, device)
 
@@ -158,6 +169,26 @@ class Chirp(Line):
 
         return transform_block
 
+    def _arrivals(self) -> list[tuple[Any, int, int]]:
+        """Return exchanges that bring some of each process's columns, from where on to where."""
+        axis = self.axis
+        width = self._first.local_shape()[axis + 1]
+        step = -(-width // _ARRIVALS)
+        found = []
+        for low in range(0, width, step):
+            high = min(low + step, width)
+
+            def parts_of(at: Coordinate, low: int = low, high: int = high) -> Sequence[Any]:
+                box = self._first.local_box(at)
+                assert box is not None
+                rows, (first, _) = box[axis : axis + 2]
+                return [((rows, (first + low, first + high)),) * 2]
+
+            matrix = range(axis, axis + 2)
+            arrive = from_flat(self.source, self._first, matrix, self.what, parts_of)
+            found.append((arrive, low, high))
+        return found
+
     def _fold(self, tile: Buffer, box: Box, factors: _Factors, number: int) -> Buffer:
         """Return the sum of the segments of a tile of columns of the operand, times factors."""
         axis, (rows, columns) = self.axis, self.sizes
@@ -169,14 +200,16 @@ class Chirp(Line):
                 if row < tile.shape[axis] and start <= column < stop:
                     key = (*lead, row, column - start)
                     tile[key] = tile[key].real / 2
+        sides = factors(number, start, stop, np.longdouble(1 + self.weighs) / self.passes)
         found: Any = None
         for segment in range(-(-tile.shape[axis] // rows)):
             part = tile[(*lead, slice(segment * rows, (segment + 1) * rows))]
-            part = part * factors.beside(part, segment, number, start, stop, 1 + self.weighs)
+            part = factors.times(part, segment, sides)
             if found is None:
                 found = part
             else:
                 found[(*lead, slice(part.shape[axis]))] += part
+        found *= factors.beside(tile, factors.table(stop - start)[: found.shape[axis]])
         return found
 
     def _unfold(self, tile: Buffer, box: Box, factors: _Factors, number: int) -> Buffer:
@@ -186,11 +219,11 @@ class Chirp(Line):
         lead = (slice(None),) * axis
         shape = (*tile.shape[:axis], last, *tile.shape[axis + 1 :])
         found: Buffer = np.empty_like(tile, self.result, order="C", shape=shape)  # also CuPy's
-        scale = _scale(self.n, self.task, self.passes)
+        sides = factors(-number, start, stop, _scale(self.n, self.task))
+        tile *= factors.beside(tile, factors.table(stop - start))
         for segment in range(-(-last // rows)):
             target = found[(*lead, slice(segment * rows, (segment + 1) * rows))]
-            part = tile[(*lead, slice(target.shape[axis]))]
-            part = part * factors.beside(part, segment, -number, start, stop, scale)
+            part = factors.times(tile[(*lead, slice(target.shape[axis]))], segment, sides)
             target[...] = part.real if self.weighs else part
         return found
 
@@ -200,21 +233,14 @@ class Chirp(Line):
         """Return this process's rows of the transform of exp(pi i j * j / n), j of both signs."""
         by_columns, by_rows = self._chirp
         rows, columns = self.sizes
-        size, taken, given = rows * columns, self._taken, self._given
         block = _memory.empty(by_columns.local_shape(), self.task.dtype, device)
 
         def on_columns(_: Buffer, box: Box) -> Buffer:
             start, stop = factors.columns_of(box[1])
-            tile: Any = 0
-            for segment in range(-(taken - 1) // size, -(-given // size)):
-                part = factors(segment, -number, start, stop)
-                low, high = -taken - segment * size, given - segment * size
-                if low >= 0 or high < size:
-                    places = np.arange(rows)[:, None] * columns + np.arange(start, stop)
-                    part[(places <= low) | (places >= high)] = 0
-                tile = tile + part
-            tile = _backend.asarray(tile.conj().astype(self.task.dtype, copy=False), device)
-            return twiddle(self.transform(tile, 0, rows, True, None), box)
+            left, right = (sides[: self.passes] for sides in factors(-number, start, stop))
+            tile = (left.T @ right).astype(self.task.dtype, copy=False)
+            tile = _backend.asarray(tile, device) * factors.table(stop - start)
+            return twiddle(self.transform(tile.conj(), 0, rows, True, None), box)
 
         by_tiles(on_columns, block, block, (0,))
         block = redistribute_local(block, by_columns, by_rows, is_free=True)
@@ -232,68 +258,99 @@ class _Factors:
     Parameters
     ----------
     line
-    first
-        The first column that this process has.
+    first, stop
+        The columns that this process has.
     device
         Of its block.
     """
 
-    def __init__(self, line: Chirp, first: int, device: str) -> None:
+    def __init__(self, line: Chirp, first: int, stop: int, device: str) -> None:
         self._line, self._first, self._device = line, first, device
         wide = line.task.dtype.itemsize > 16
         self._dtype = line.task.dtype if wide else np.dtype(np.complex128)
-        rows, columns = line.sizes
-        self._at = np.arange(rows) * columns
-        self._table = np.empty((rows, 0))
-        self._phases: dict[tuple[int, int], np.ndarray] = {}
+        self._real = np.empty(0, self._dtype).real.dtype.type
+        (rows, columns), n = line.sizes, line.n
+        self._at, self._across = np.arange(rows) * columns, np.arange(first, stop)
+        self._segments = np.arange(-line.before_zero, line.passes)[:, None]
+        ahead = self._segments * (rows * columns)
+        self._rows = self._roots(squares(abs(ahead + self._at), 2 * n), 2 * n)
+        self._columns = self._roots(ahead % n * self._across, n)
+        self._columns *= self._roots(squares(self._across, 2 * n), 2 * n)
+        self._number: int | None = None
+        self._table: Any = np.empty((rows, 0))
 
     def columns_of(self, part: tuple[int, int]) -> tuple[int, int]:
         """Return which columns of the matrix a tile has."""
         return self._first + part[0], self._first + part[1]
 
     def __call__(
-        self, segment: int, number: int, start: int, stop: int, scale: Any = 1
-    ) -> np.ndarray:
-        """Return the factors of a segment in a stretch of columns, times a scale."""
-        n, forward, dtype = self._line.n, self._line.task.forward, self._dtype
-        size = self._at.size * self._line.sizes[1]
-        order, first = self._line.passes * size, segment * size
-        steps = np.arange(stop - start)
-        if self._table.shape[1] < steps.size:
-            ones, tens = np.arange(_DIGIT), np.arange(0, steps.size, _DIGIT)
-            at = (self._at % n)[:, None]
-            each = [roots(at * digit, n, forward, dtype) for digit in (tens, ones)]
-            self._table = (each[0][..., None] * each[1][:, None]).reshape(len(at), -1)
-        at, across = first + self._at, start + steps
-        if (segment, number) not in self._phases:
-            self._phases[segment, number] = roots(at * number, order, True, dtype)
-        left = roots(squares(abs(at), 2 * n) + 2 * (at % n * start % n), 2 * n, forward, dtype)
-        left *= self._phases[segment, number] * scale
-        right = roots(squares(across, 2 * n) + 2 * (first % n * steps % n), 2 * n, forward, dtype)
-        right *= roots(across * number, order, True, dtype)
-        found = self._table[:, : steps.size] * right
-        found *= left[:, None]
+        self, number: int, start: int, stop: int, scale: Any = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the factors of each segment's rows and of its columns, of which `table` has more.
+
+        They are for some columns of a pass, times a scale.
+        """
+        line, n = self._line, self._line.n
+        if number != self._number:
+            self._number, order = number, line.passes * line.sizes[0] * line.sizes[1]
+            self._left = self._rows * self._phases(self._at * number, order)
+            self._right = self._columns * self._phases(self._across * number, order)
+            self._right *= self._phases(self._segments * number, line.passes)
+        left = self._left * (self._roots(self._at % n * start % n, n) * self._real(scale))
+        return left, self._right[:, start - self._first : stop - self._first]
+
+    def table(self, width: int) -> Buffer:
+        """Return factors exp(-2 pi i C r c / n) of all rows and so many columns from c = 0 on."""
+        if self._table.shape[1] < width:
+            ones, tens = np.arange(_DIGIT), np.arange(0, width, _DIGIT)
+            at, n = (self._at % self._line.n)[:, None], self._line.n
+            each = [self._roots(at * digit, n) for digit in (tens, ones)]
+            table = (each[0][..., None] * each[1][:, None]).reshape(len(at), -1)
+            self._table = _backend.asarray(table.astype(self._line.task.dtype), self._device)
+        return self._table[:, :width]
+
+    def _roots(self, exponents: Any, order: int) -> np.ndarray:
+        return roots(exponents, order, self._line.task.forward, self._dtype)
+
+    def _phases(self, exponents: Any, order: int) -> np.ndarray:
+        return roots(exponents, order, True, self._dtype)
+
+    def times(self, tile: Buffer, segment: int, sides: tuple[np.ndarray, np.ndarray]) -> Buffer:
+        """Return some rows of a segment's tile times the factors of its rows and columns."""
+        left, right = (side[self._line.before_zero + segment] for side in sides)
+        found = tile * self.beside(tile, right[None])
+        found *= self.beside(tile, left[: tile.shape[self._line.axis], None])
         return found
 
-    def beside(
-        self, tile: Buffer, segment: int, number: int, start: int, stop: int, scale: Any
-    ) -> Buffer:
-        """Return factors to multiply the first rows of a tile with."""
-        axis = self._line.axis
-        found = self(segment, number, start, stop, scale)[: tile.shape[axis]]
-        found = found.reshape(found.shape + (1,) * (tile.ndim - axis - 2))
-        return _backend.asarray(found.astype(self._line.task.dtype, copy=False), self._device)
+    def beside(self, tile: Buffer, factors: Any) -> Buffer:
+        """Return factors of rows and columns to multiply a tile with."""
+        factors = factors.reshape(factors.shape + (1,) * (tile.ndim - self._line.axis - 2))
+        return _backend.asarray(factors.astype(self._line.task.dtype, copy=False), self._device)
+
+
+def _segments(taken: int, given: int, passes: int) -> tuple[int, int, int]:
+    """Return how many passes to make, how many segments of a chirp come before item 0, and a size.
+
+    So many segments have all of a chirp. Of up to two passes more those are chosen that have the
+    fewest items in all.
+    """
+    ways = [
+        (q, before, max(-(-(taken - 1) // before), -(-given // (q - before)), 1))
+        for q in range(passes, passes + 3)
+        for before in range(1, q)
+    ]
+    return min(ways, key=lambda way: way[0] * (way[2] + taken / 8))
 
 
 def _sizes(least: int, count: int) -> tuple[int, int]:
     """Return the least matrix of so many items that processes can share, rows and columns.
 
-    Both are about as many, multiples of `count`, and have no prime factors but 2, 3 and 5 else.
+    Both are about as many, multiples of `count`, and have no prime factors above 11 else.
     """
     parts = -(-least // count**2)
     root = isqrt(parts)
     smooth = [1]
-    for prime in (2, 3, 5):
+    for prime in (2, 3, 5, 7, 11):
         powers = [prime**i for i in range((4 * root + 8).bit_length())]
         smooth = sorted(a * b for a in smooth for b in powers if a * b <= 4 * root + 8)
     pairs = [
@@ -304,9 +361,9 @@ def _sizes(least: int, count: int) -> tuple[int, int]:
     return count * rows, count * columns
 
 
-def _scale(n: int, task: Task, passes: int) -> Any:
-    """Return the factor of a transform's result, of so many passes, as a real of its precision."""
-    wide, real = np.longdouble(n), np.empty(0, task.dtype).real.dtype.type
+def _scale(n: int, task: Task) -> Any:
+    """Return the factor of a transform's result."""
+    wide = np.longdouble(n)
     if task.norm == "ortho":
-        return real(wide**-0.5 / passes)
-    return real((1 / wide if (task.norm == "forward") == task.forward else 1) / passes)
+        return wide**-0.5
+    return 1 / wide if (task.norm == "forward") == task.forward else 1

@@ -169,10 +169,13 @@ lie in these blocks, where there are several rounds of them. A Partial array is 
 where it has more than 64 KiB its sums are scattered along another axis, if there is one. Items
 beyond `n` do not travel. A line for which no other axis can be cut takes three exchanges of a block
 (Bailey's six steps, 1990), and no more memory. Where `n` has no two factors that the processes can
-share, as primes have not, it is a convolution (Bluestein's chirp, 1970) in four passes, with real
-items or a real result in six: a pass takes an exchange of a block and three of half a block. It
-needs memory for one and a half blocks beside both, and about 10 MiB; lines of less than 2 MiB in
-each process, which take fewer passes, for up to six, or nine. Lines of up to 64 KiB are gathered.
+share, as primes have not, it is a convolution (Bluestein's chirp, 1970) in six passes, with real
+items or a real result in nine: a pass takes two exchanges of half a block and three of a third,
+and no more memory either, but for about 10 MiB. Lines of less than 240 KiB in each process take
+fewer passes, for up to three and a half blocks beside both. Else at most three blocks are there at
+a time, each as large as any process has at any step: where lengths do not divide that is up to some
+percent more than the result's, and memory is rounded up by 1/32. None can be spared: `x` stays,
+and of an exchange there are what is sent and what arrives. Lines of up to 64 KiB are gathered.
 Errors are a few ulps times log2(n), relative to the norm.
 
 Examples

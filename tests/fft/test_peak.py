@@ -1,7 +1,4 @@
-"""Transforms of large arrays on real ranks need three blocks: before, meanwhile, and after.
-
-Those of lines whose lengths the ranks cannot share need half a block more.
-"""
+"""Transforms of large arrays on real ranks need three blocks: before, meanwhile, and after."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ for name, shape, kwargs, dtype, placed in transforms + primes:
         block = MPI.COMM_WORLD.allreduce(max(before, after), MPI.MAX)  # 65 items for four ranks
         peak = (da.memory.stats().peak - idle) / block
         # In between two processes share 65 of real lines, and memory is rounded up by 1/32.
-        most = 3.6 if prime in (x.size, y.size) else 3.1 if set(name) & {"r", "h"} else 3.02
+        most = 3.1 if prime in (x.size, y.size) or set(name) & {"r", "h"} else 3.02
         assert peak < most, (name, shape, grid, cut, peak)
         del x, y
 print("three blocks")
