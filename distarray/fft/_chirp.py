@@ -8,10 +8,11 @@ together. Their frequencies may stay in the matrix's order.
 Lines are convolved in q passes, each with every q-th of these frequencies, which a line of L / q
 items has: segments of so many, times roots, are added up, and what comes back is part of all
 segments of the result. So the chirp, and what is before and after a step, are q times smaller than
-L; each pass receives the operand, some columns at a time, and makes its chirp. Factors of item
-S s + C r + c, in row r of segment s, are products of roots: those of C r + c, for which tiles have
-a table, and exp(-2 pi i S s (C r + c) / n), one of each row and one of each column. So the chirp's
-segments are added up as a product of matrices. Errors are some times those of six steps.
+L; each pass receives the operand, some columns at a time, and makes its chirp. The square of item
+j = S s + C r + c, of row r in segment s, is that of S s + C r, and c c + 2 S s c, and 2 C r c: so
+its factor is one of each row times one of each column times one that is the same in all segments,
+of which tiles have a table; and a chirp's segments are added up as a product of matrices. Errors
+are some times those of six steps.
 """
 
 from __future__ import annotations
