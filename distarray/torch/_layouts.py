@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -341,6 +341,63 @@ def keep_over_others(tensor: torch.Tensor, found: Sequence[Derived]) -> None:
             derived_over.set(tensor, tuple(more))
 
 
+cut_over: TensorMap[Layout | Lost] = TensorMap()
+"""Beside tensors of which more is known over one mesh: how other meshes cut them, or what they come
+of that others cut."""
+
+
+def cut_beside(x: torch.Tensor, lines: frozenset[Line]) -> Layout | Lost | None:
+    """Return how a tensor is cut along other lines of ranks than these; None where it is not."""
+    found: Any = cut_over.get(x) or known_of(x)
+    if isinstance(found, Lost):
+        cuts = cuts_along_others(found.layout, lines)
+        return None if cuts is None else Lost(cuts)
+    if type(found) is Placed:
+        found = None if found.parts else found.layout
+    is_own = isinstance(found, Layout) and tuple(x.shape) == found.local_shape()
+    return cuts_along_others(found, lines) if is_own else None
+
+
+@lru_cache(maxsize=4096)
+def cuts_along_others(layout: Layout, lines: frozenset[Line]) -> Layout | None:
+    """Return what a layout cuts along other lines than these; None where that is nothing.
+
+    Nor is it told where both cut one axis.
+    """
+    mesh: Any = layout.mesh
+    own, placements = lines_of(layout)[0], layout.placements
+    cutting = {i: p.axis for i, p in enumerate(placements) if i in own and type(p) is Shard}
+    kept = [i for i in cutting if not any(len({*own[i]} & {*line}) > 1 for line in lines)]
+    axes = {cutting[i] for i in kept}
+    if not kept or any(axis in axes for i, axis in cutting.items() if i not in kept):
+        return None
+    over = mesh if len(kept) == mesh.ndim else mesh[tuple(mesh.axis_names[i] for i in kept)]
+    shape = [n if i in axes else 1 for i, n in enumerate(layout.shape)]
+    split = {axis: layout.partition(axis).offsets for axis in axes}
+    order = layout.shard_order if over is mesh else None
+    cuts = [placements[i] for i in kept]
+    return Layout(over, cuts, shape, shard_order=order, boundaries=split)
+
+
+def keep_cuts(source: torch.Tensor, result: torch.Tensor, cuts: Layout | Lost | None) -> None:
+    """Remember how other meshes cut a result, whose axes are those of what it was made of."""
+    if isinstance(cuts, Lost):
+        if not is_placed_along(result, cuts.layout):
+            cut_over.set(result, cuts)
+        return
+    axes = () if cuts is None else cut_axes(cuts)
+    if cuts is None or axes[-1] >= result.ndim or is_placed_along(result, cuts):
+        return
+    if all(result.shape[axis] == source.shape[axis] for axis in axes):
+        cut_over.set(result, relabel(cuts, {axis: axis for axis in axes}, result.shape))
+
+
+def is_placed_along(x: torch.Tensor, layout: Layout) -> bool:
+    """Tell whether it is known how a tensor is placed along lines of ranks of a layout."""
+    placed = own_placed(x)
+    return placed is not None and not lines_known(layout).isdisjoint(lines_known(placed.layout))
+
+
 whole_over: TensorMap[tuple[Any, ...]] = TensorMap()
 """Beside parameters, or blocks of them, over which meshes all ranks have what has no style."""
 
@@ -370,13 +427,13 @@ def _whole_over(meshes: tuple[Any, ...], reduced_over: Any) -> tuple[Any, ...]:
     reduced = set() if reduced_over is None else set(reduced_over.flat_ranks)
     found: dict[Any, frozenset[Line]] = {}
     for mesh in meshes:
-        lines = _lines_of_mesh(mesh)
+        lines = lines_of_mesh(mesh)
         if not (reduced.issuperset(mesh.flat_ranks) or lines <= frozenset().union(*found.values())):
             found[mesh] = lines
     return tuple(found)
 
 
-def _lines_of_mesh(mesh: Any) -> frozenset[Line]:
+def lines_of_mesh(mesh: Any) -> frozenset[Line]:
     return lines_known(Layout(mesh, [Replicate()] * mesh.ndim, ()))
 
 
@@ -387,7 +444,7 @@ def is_derived(tensor: torch.Tensor, mesh: DeviceMesh) -> bool:
     """
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return False
-    lines = _lines_of_mesh(mesh)
+    lines = lines_of_mesh(mesh)
     found = (derived_over.get(tensor) or ()) if is_placed(tensor) else derived_of(tensor)
     for source, *_ in found:
         known = () if source.partial_grad else lines_known(source.layout)
@@ -478,6 +535,31 @@ def lines_of(layout: Layout) -> tuple[dict[int, Line], frozenset[int]]:
 def lines_known(layout: Layout) -> frozenset[Line]:
     """Return the lines of ranks along which a layout tells something."""
     return frozenset(lines_of(layout)[0].values())
+
+
+def relabel(layout: Layout, axes: Mapping[int, int], local: Iterable[int]) -> Layout:
+    """Return a layout whose cut axes have moved to others, of blocks of a ``local`` shape."""
+    return _relabel(layout, tuple(axes.items()), tuple(local))
+
+
+@lru_cache(maxsize=4096)
+def _relabel(layout: Layout, pairs: tuple[tuple[int, int], ...], local: tuple[int, ...]) -> Layout:
+    axes = dict(pairs)
+    if local == layout.local_shape() and all(old == new for old, new in pairs):
+        return layout
+    shape = list(local)
+    boundaries = {}
+    for old, new in axes.items():
+        shape[new] = layout.shape[old]
+        boundaries[new] = layout.partition(old).offsets
+    placements = [Shard(axes[p.axis]) if type(p) is Shard else p for p in layout.placements]
+    return Layout(
+        layout.mesh,
+        placements,
+        shape,
+        shard_order=layout.shard_order,
+        boundaries=boundaries or None,
+    )
 
 
 @lru_cache(maxsize=4096)

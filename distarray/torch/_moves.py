@@ -36,12 +36,15 @@ from distarray.torch._layouts import (
     Parts,
     check_block,
     check_mesh,
+    cut_beside,
     derived_of,
     derived_over,
     gradient_source,
     is_placed,
+    keep_cuts,
     keep_over_others,
     layout_from,
+    lines_known,
     own_placed,
     place,
 )
@@ -248,6 +251,7 @@ def _moved(tensor: torch.Tensor, there: Route, back: Route, *how: Any) -> torch.
     place(result, there.dst, partial_grad=_partial_grad(there.dst, back.src))
     if _needs_gradient(tensor):
         keep_over_others(result, derived_of(tensor))
+    keep_cuts(tensor, result, cut_beside(tensor, lines_known(there.dst)))
     return result
 
 

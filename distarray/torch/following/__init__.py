@@ -6,6 +6,5 @@ from distarray.torch.following._operands import (
     hidden,
     known_layout,
     own_weights,
-    relabel,
     tensors_in,
 )

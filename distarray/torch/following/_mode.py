@@ -32,15 +32,18 @@ from distarray.torch._layouts import (
     Lost,
     Placed,
     cut_axes,
+    cut_over,
     derived_over,
     divided_axes,
     is_known,
     is_placed,
+    is_placed_along,
     is_sharded,
     known_of,
     lost_of,
     note,
     place,
+    relabel,
 )
 from distarray.torch._opaque import Pausing, disable_compile
 from distarray.torch.following._axes import PRODUCTS, single_axes
@@ -51,7 +54,6 @@ from distarray.torch.following._operands import (
     known_layout,
     of_weights,
     own_weights,
-    relabel,
     tensors_in,
 )
 from distarray.torch.following._random import draw, draws
@@ -167,7 +169,7 @@ class Following(Pausing):
     def _follow(self, func: Any, rule: Rule, args: Any, kwargs: Any) -> tuple[Any] | None:
         """Return the result of a call, if it draws or anything is known of its operands."""
         drawing = draws(rule.name, args, kwargs)
-        if not drawing and not any(map(is_known, tensors_in(args, kwargs))):
+        if not drawing and not any(is_known(x) or x in cut_over for x in tensors_in(args, kwargs)):
             return None
         return (self._followed(Call(func, rule, args, kwargs), drawing),)
 
@@ -178,7 +180,10 @@ class Following(Pausing):
             derive(call, result)
             _tell_base(call)
             return result
+        elsewhere = call.elsewhere()
         worked = _worked_over(call)
+        if worked is None and elsewhere is not None:
+            worked = _worked_over(elsewhere)
         if worked is not None and self._strict:
             raise _refusal(*worked)
         if worked is not None and needs_items(call) and _is_empty_somewhere(worked[1]):
@@ -206,6 +211,8 @@ class Following(Pausing):
         if wrong is not None and self._strict:
             raise _refusal(*wrong)
         derive(call, result)
+        if elsewhere is not None and worked is None:
+            _place_elsewhere(elsewhere, result)
         _tell_base(call)
         return result
 
@@ -217,8 +224,10 @@ def _is_concerned(call: Call) -> bool:
     follows from it.
     """
     alike = 0
-    for _, placed, lost, *_ in call.operands:
-        if lost is not None or (placed is not None and not placed.layout.is_replicated):
+    for _, placed, lost, *_, elsewhere in call.operands:
+        if lost is not None or elsewhere is not None:
+            return True
+        if placed is not None and not placed.layout.is_replicated:
             return True
         alike += placed is not None
     return alike > 0 and (alike == len(call.operands) or call.rule.moves_axes_in_place)
@@ -275,6 +284,33 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
         elif losing is not None and (losing.function or not any(weights)):
             note(x, losing)
     return wrong
+
+
+def _place_elsewhere(call: Call, result: Any) -> None:
+    """Remember how meshes cut a result over which nothing else is known of it."""
+    follows = call.rule.follows
+    if follows is None and call.name.startswith(_FRESH):
+        return
+    known = [one for one in call.operands if one.is_cut]
+    if not known or _find_lost(call) or not _are_cut_alike(call, known):
+        follows = None
+    source = known[0] if known else next(one for one in call.operands if one.lost)
+    for x in tensors_in((call.first if call.name == "__setitem__" else result,), {}):
+        placed = None if follows is None else _followed_to(call, follows, source, x)
+        cuts = Lost(_cuts(source)) if placed is None else placed.layout
+        if lost_of(x) or is_placed_along(x, _cuts(source)):
+            continue
+        if is_known(x):
+            cut_over.set(x, cuts)
+        elif placed is not None:
+            place(x, placed.layout)
+        else:
+            note(x, Lost(_cuts(source)))
+
+
+def _cuts(one: Operand) -> Layout:
+    assert one.placed or one.lost  # it is known
+    return (one.placed or one.lost).layout  # type: ignore[union-attr]
 
 
 def _tell_base(call: Call) -> None:
@@ -537,14 +573,15 @@ def _remember(function: Callable[..., Any], args: Sequence[Any]) -> Callable[...
     tensors = [x if isinstance(x, torch.Tensor) else None for x in args]
     all_known = [None if x is None else known_of(x) for x in tensors]
     over_others = [None if x is None else derived_over.get(x) for x in tensors]
+    elsewhere = [None if x is None else cut_over.get(x) for x in tensors]
     away, own = hidden.get(), own_weights.get()
     if not (modes or away or any(all_known)):
         return function
 
     def again(*args: Any, **kwargs: Any) -> Any:
         """Open the modes which were open when the checkpoint first ran the function."""
-        kept = zip(reversed(args), reversed(all_known), reversed(over_others), strict=False)
-        for x, known, more in kept:
+        every = (args, all_known, over_others, elsewhere)
+        for x, known, more, cuts in zip(*map(reversed, every), strict=False):
             if known is None or is_placed(x):
                 continue
             if isinstance(known, Placed):
@@ -553,6 +590,8 @@ def _remember(function: Callable[..., Any], args: Sequence[Any]) -> Callable[...
                 note(x, known)
             if more:
                 derived_over.set(x, more)
+            if cuts:
+                cut_over.set(x, cuts)
         with ExitStack() as stack:
             stack.callback(own_weights.reset, own_weights.set(own))
             for parameters, names in away:

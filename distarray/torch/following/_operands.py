@@ -5,23 +5,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from distarray.layout import Layout, Shard
+from distarray.layout import Layout
 from distarray.torch._layouts import (
     Derived,
     Lost,
     Placed,
     TensorMap,
+    cut_over,
     derived_over,
     is_sharded,
     known_of,
     own_placed,
 )
-from distarray.torch.following._axes import Axes
 
 of_weights: TensorMap[bool] = TensorMap()
 """Tensors that were computed from parameters, such as conversions and masked weights."""
@@ -63,16 +62,17 @@ class Operand(NamedTuple):
     lost: Lost | None
     derived: Derived | None = None
     over_others: tuple[Derived, ...] = ()  # what it comes of, over other meshes
+    elsewhere: Layout | Lost | None = None  # how other meshes cut it
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
         """Return a tensor with what is known of it now."""
-        known, more = known_of(x), derived_over.get(x) or ()
+        known, more = known_of(x), (derived_over.get(x) or (), cut_over.get(x))
         if isinstance(known, Placed):
-            return cls(x, known, None, None, more)
+            return cls(x, known, None, None, *more)
         if isinstance(known, Derived):
-            return cls(x, None, None, known, more)
-        return cls(x, None, known, None, more)
+            return cls(x, None, None, known, *more)
+        return cls(x, None, known, None, *more)
 
     @property
     def is_cut(self) -> bool:
@@ -110,28 +110,3 @@ def known_layout(x: Any) -> Layout | None:
     """
     placed = own_placed(x) if isinstance(x, torch.Tensor) else None
     return None if placed is None or placed.parts else placed.layout
-
-
-def relabel(layout: Layout, axes: Axes, local: Iterable[int]) -> Layout:
-    """Return a layout whose cut axes have moved to others, of blocks of a ``local`` shape."""
-    return _relabel(layout, tuple(axes.items()), tuple(local))
-
-
-@lru_cache(maxsize=4096)
-def _relabel(layout: Layout, pairs: tuple[tuple[int, int], ...], local: tuple[int, ...]) -> Layout:
-    axes = dict(pairs)
-    if local == layout.local_shape() and all(old == new for old, new in pairs):
-        return layout
-    shape = list(local)
-    boundaries = {}
-    for old, new in axes.items():
-        shape[new] = layout.shape[old]
-        boundaries[new] = layout.partition(old).offsets
-    placements = [Shard(axes[p.axis]) if type(p) is Shard else p for p in layout.placements]
-    return Layout(
-        layout.mesh,
-        placements,
-        shape,
-        shard_order=layout.shard_order,
-        boundaries=boundaries or None,
-    )

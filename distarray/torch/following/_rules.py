@@ -6,6 +6,7 @@ places there; of such an axis a rank needs all items.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
@@ -14,7 +15,14 @@ from typing import Any, NamedTuple
 import torch
 
 from distarray.layout import Layout
-from distarray.torch._layouts import cut_axes, own_placed
+from distarray.torch._layouts import (
+    Lost,
+    Placed,
+    cut_axes,
+    cuts_along_others,
+    lines_known,
+    own_placed,
+)
 from distarray.torch.following._axes import (
     PRODUCTS,
     Axes,
@@ -101,6 +109,22 @@ class Call:
 
         kwargs = {key: other(value) for key, value in self.kwargs.items()}
         return Call(self.function, self.rule, tuple(map(other, self.args)), kwargs)
+
+    def elsewhere(self) -> Call | None:
+        """Return the call with what stands beside its operands: how other meshes cut these."""
+        cuts = next((one.elsewhere for one in self.operands if one.elsewhere is not None), None)
+        if cuts is None:
+            return None
+        call, lines = copy.copy(self), lines_known(cuts.layout if isinstance(cuts, Lost) else cuts)
+        call.operands = []
+        for one in self.operands:
+            own = one.elsewhere
+            if own is None and one.placed is not None and not one.placed.parts:
+                layout = one.placed.layout
+                own = cuts_along_others(layout, lines_known(layout) - lines)
+            placed = Placed(own) if isinstance(own, Layout) else None
+            call.operands.append(Operand(one.x, placed, own if isinstance(own, Lost) else None))
+        return call
 
     @property
     def first(self) -> Any:

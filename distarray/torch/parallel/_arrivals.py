@@ -51,18 +51,23 @@ def find_placed(
 
 
 def check_lost(
-    x: torch.Tensor, mesh: DeviceMesh, subject: str, remedy: str, declared: Placements | None = None
+    x: torch.Tensor,
+    mesh: DeviceMesh | None,
+    subject: str,
+    remedy: str,
+    declared: Placements | None = None,
 ) -> None:
-    """Raise where it was lost on the way to a tensor how a mesh cuts it.
+    """Raise where it was lost on the way to a tensor how it is cut, by this mesh or another.
 
     A function has worked along an axis that is cut, or on contributions of the ranks that nothing
-    has added up, and it is not declared to consist of such.
+    has added up, and it is not ``declared`` over the mesh to consist of such.
     """
     lost = lost_of(x)
-    if lost is None:
+    if lost is None or not (lost.axes or lost.layout.has_partial):
         return
-    for i, p in enumerate(placements_over(lost.layout, mesh) or ()):
-        if type(p) is Partial and (declared is None or type(declared[i]) is not Partial):
+    said = {} if mesh is None else dict(zip(_lines(mesh), declared or (), strict=False))
+    for line, p in zip(_lines(lost.layout.mesh), lost.layout.placements, strict=True):
+        if type(p) is Partial and type(said.get(line)) is not Partial:
             raise LayoutError(
                 f"{subject} was computed from a tensor placed as {lost.layout}: of what each rank "
                 "has to add, before it was added up. Let the style that the tensor comes from pass "
@@ -75,9 +80,16 @@ def check_lost(
                 f"{subject} was computed from a tensor placed as {lost.layout} by {lost.function}, "
                 f"along an axis that is cut, of which each rank saw its shard only{lost.hint}. Let "
                 "the style that the tensor comes from pass output_layouts=da.Replicate()"
-                f"{remedy}. Where a result of each rank's alone is meant, say how it is placed: "
-                "dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)])"
+                f"{remedy}, or bring it together before, by dt.redistribute. Where a result of "
+                "each rank's alone is meant, say how it is placed: "
+                "dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)]); of a mean over this "
+                "rank's part of a batch dt.redistribute(x, mesh, avg, avg), avg=[da.Partial('avg')]"
             )
+
+
+def _lines(mesh: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the ranks along each mesh axis, with its name, which differs where one rank is."""
+    return [(name, mesh[name].flat_ranks) for name in mesh.axis_names]
 
 
 def placements_over(layout: Layout, mesh: DeviceMesh) -> Placements | None:

@@ -19,13 +19,13 @@ from torch import nn
 
 from distarray.errors import DistArrayError
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
-from distarray.torch._layouts import lost_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import disable_compile, pause_modes, resume, skip_compile
 from distarray.torch._routes import count_failure, moving_for
 from distarray.torch.following import Following, OwnWeights, hidden, own_weights, tensors_in
 from distarray.torch.parallel._arrivals import check_lost
 from distarray.torch.parallel._gradient_sums import summing_together
+from distarray.torch.parallel._other_cuts import find_cuts, keep_cuts_of
 
 
 class Wrapping(NamedTuple):
@@ -130,6 +130,7 @@ def _wrap_forward(wrapping: Wrapping, stock: bool) -> Any:
 
 @skip_compile
 def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
+    cuts = find_cuts(module, args, kwargs)
     own: dict[str, Any] = {}  # parameters to put back after forward
     before = hidden.get()
     try:
@@ -140,10 +141,11 @@ def _call(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> Any:
             hidden.set(before)
             if own:
                 parameters_of(module).update(own)
-        return _leave(module, wrapping, output) if wrapping.outputs else output
+        output = _leave(module, wrapping, output) if wrapping.outputs else output
     except DistArrayError as error:
         locate(error, module)
         raise
+    return output if cuts is None else keep_cuts_of(module, cuts, output)
 
 
 @skip_compile
@@ -168,7 +170,7 @@ def _compute(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> A
     except BaseException as error:
         count_failure(error)
         raise
-    _check_leaving(module, output)
+    _check_leaving(output)
     return output
 
 
@@ -209,18 +211,13 @@ def _leave(module: nn.Module, wrapping: Wrapping, output: Any) -> Any:
 
 
 @disable_compile
-def _check_leaving(module: nn.Module, output: Any) -> None:
+def _check_leaving(output: Any) -> None:
     """Raise where what leaves is of each rank's alone, and nothing says how it is placed.
 
-    It was computed along an axis that a style of the module cuts, or of contributions to sums.
+    It was computed along an axis that is cut, or of contributions to sums.
     """
     for x in _tensors(output):
-        lost = lost_of(x)
-        if lost is None or not (lost.axes or lost.layout.has_partial):
-            continue
-        for mesh in {over for child in module.modules() for _, over in state_of(child).styles}:
-            remedy = ", or bring the ranks' results together by dt.redistribute"
-            check_lost(x, mesh, "what leaves", remedy)
+        check_lost(x, None, "what leaves", "")
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

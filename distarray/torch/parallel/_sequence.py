@@ -12,12 +12,11 @@ from torch import nn
 from distarray.comm import DeviceMesh
 from distarray.errors import ArgumentTypeError, AxisError, LayoutError
 from distarray.layout import Layout, Shard
-from distarray.torch._layouts import cut_axes, hand_on, layout_from, own_placed, place
+from distarray.torch._layouts import cut_axes, hand_on, layout_from, own_placed, place, relabel
 from distarray.torch._modules import state_of
 from distarray.torch._moves import move
 from distarray.torch._opaque import disable_compile
 from distarray.torch._routes import routes_between
-from distarray.torch.following import relabel
 from distarray.torch.parallel._arrivals import find_placed, placements_over
 from distarray.torch.parallel._forward_wrapper import extend
 from distarray.torch.parallel._partition_rules import own_method
