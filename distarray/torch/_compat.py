@@ -6,7 +6,7 @@ said of versions is where a name came in, as far as torch's own history tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from operator import attrgetter
@@ -69,6 +69,27 @@ def is_of_function(tensor: torch.Tensor) -> bool:
     """
     function = getattr(tensor.grad_fn, "_forward_cls", None)
     return function is not None and not function.__module__.startswith(("distarray.", "torch."))
+
+
+def graph_leaves(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Return the leaves to which a gradient of a tensor goes back; none behind opaque functions.
+
+    Since 2.0. Those are functions of autograd's that others than checkpoints have, compiled code
+    among them.
+    """
+    nodes, seen = [tensor.grad_fn], set()
+    if tensor.grad_fn is None:
+        yield tensor
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        function = getattr(node, "_forward_cls", None)
+        if function is None or function.__module__.startswith("torch.utils."):
+            nodes += [before for before, _ in node.next_functions]
 
 
 def wrap_checkpointed(wrap: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> None:

@@ -33,6 +33,23 @@ def test_no_private_name_of_torch_is_used_elsewhere(path):
     assert not PRIVATE.findall(text)
 
 
+def test_graph_leaves_are_those_that_functions_of_torch_lead_back_to():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    a, b, c = (torch.ones(2, requires_grad=True) for _ in range(3))
+    assert [id(x) for x in _compat.graph_leaves(a)] == [id(a)]
+    found = [*_compat.graph_leaves((a + Twice.apply(b)) * c.exp().sum() * a)]
+    assert {id(x) for x in found} == {id(a), id(c)}
+    assert len(found) == 2
+
+
 def test_backward_passes():
     seen = []
 

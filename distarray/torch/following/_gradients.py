@@ -10,13 +10,15 @@ tell the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
 
 from distarray.errors import LayoutError
-from distarray.layout import Layout, Partial, Replicate
-from distarray.torch._compat import is_in_function_forward, is_of_function
+from distarray.layout import Layout, Partial, Replicate, Shard
+from distarray.torch._backward import awaited
+from distarray.torch._compat import graph_leaves, is_in_function_forward, is_of_function
 from distarray.torch._layouts import (
     Derived,
     Line,
@@ -27,6 +29,7 @@ from distarray.torch._layouts import (
     lines_of,
     note,
     place,
+    whole_over,
 )
 from distarray.torch._moves import move
 from distarray.torch._routes import moving_for, routes_between
@@ -44,6 +47,7 @@ def sum_gradients(call: Call) -> Call:
     call.varying = {line: op for one in call.operands for line, op in _varying(one).items()}
     if not call.varying or not torch.is_grad_enabled():
         return call
+    _check_unknown(call)
     moved, written = {}, call.written
     for one in call.operands:
         x, source = one.x, _source(one)
@@ -70,6 +74,53 @@ def sum_gradients(call: Call) -> Call:
     summing = call.with_tensors(moved)
     summing.varying = call.varying
     return summing
+
+
+def _check_unknown(call: Call) -> None:
+    """Raise where a shard meets all of something that has a gradient, of which nothing is known.
+
+    What has as many items as the shard along its cut axis counts as a shard itself. Parameters that
+    are not those of a module under way are left to who calls torch's functions by hand.
+    """
+    cuts = [one for one in call.operands if one.placed is not None and one.is_cut]
+    asking = (one for one in call.operands if one.x.requires_grad and not one.lost)
+    rest = [one for one in asking if not isinstance(one.x, torch.nn.Parameter)]
+    if not cuts or len(call.operands) < 2 or call.is_of_weights:
+        return
+    told = {id(one.x): labels for one, labels in call.labels()} if rest else {}
+    for one, other in product(cuts, rest):
+        layout, known = _layout(one), _lines_told(other)
+        for i, line in lines_of(layout)[0].items():
+            p, own, labels = layout.placements[i], told.get(id(one.x)), told.get(id(other.x))
+            if type(p) is not Shard or line in known or own is None or labels is None:
+                continue
+            there = labels.index(own[p.axis]) if own[p.axis] in labels else None
+            is_shard = there is not None and other.x.shape[there] == one.x.shape[p.axis]
+            if not is_shard and any(map(_is_unknown, graph_leaves(other.x))):
+                raise LayoutError(
+                    f"{call.name} beside a tensor placed as {layout} would leave a part of its "
+                    f"gradient on each rank, of a tensor of shape {tuple(other.x.shape)} of which "
+                    "nothing is known. Say that all ranks have it, and the parts are added up: "
+                    "x = dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()]) before; or "
+                    "take x.detach()"
+                )
+
+
+def _is_unknown(leaf: torch.Tensor) -> bool:
+    """Tell whether nothing is known of a leaf, nor adds up what ranks have of its gradient."""
+    return not (is_known(leaf) or leaf in whole_over or leaf in awaited)
+
+
+def _lines_told(one: Operand) -> frozenset[Line]:
+    """Return the lines of ranks along which it is known how a tensor is placed, or of what."""
+    source = one.placed if one.derived is None else one.derived.source
+    every = ((source,) if source is not None else ()) + tuple(x.source for x in one.over_others)
+    return frozenset().union(*(lines_known(placed.layout) for placed in every))
+
+
+def _layout(one: Operand) -> Layout:
+    assert one.placed is not None  # it is cut
+    return one.placed.layout
 
 
 def derive(call: Call, result: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -762,3 +763,68 @@ def test_a_parameter_without_a_style_is_whole_over_every_mesh_of_styles():
             model(_values(3, WIDTH, seed=31))
 
     simulate(4, program)
+
+
+BESIDE_UNKNOWN = {
+    "scaled": (lambda h, c: h * c, (5, 1)),
+    "computed": (lambda h, c: torch.tanh(h) * (c.exp().sum() + 1), (3,)),
+    "expanded": (lambda h, c: h + c.expand_as(h), (5, 1)),
+    "a product": (lambda h, c: c @ h, (5, 5)),
+    "a weight": (lambda h, c: c.tanh().expand(5, 5) @ h, (5,)),
+    "recomputed": (lambda h, c: checkpoint(torch.mul, h, c, use_reentrant=False), (5, 1)),
+    "put": (lambda h, c: torch.where(h > 0, h, c), (5, 1)),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("how", BESIDE_UNKNOWN)
+def test_an_input_of_which_nothing_is_known_beside_a_shard_has_no_part_of_its_gradient(how, ranks):
+    function, shape = BESIDE_UNKNOWN[how]
+
+    class Conditioned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = (nn.Linear(*sizes).double() for sizes in ((6, 8), (8, 6)))
+
+        def forward(self, x, c):
+            return self.down(function(self.up(x), c))
+
+    x, alone, given = _values(5, 6, seed=8), Conditioned(), _values(*shape, seed=9).requires_grad_()
+    alone(x, given).square().sum().backward()
+
+    def program():
+        mesh = da.init_device_mesh((ranks,), ("tp",))
+        model = copy.deepcopy(alone)
+        plan = {"up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()}
+        dt.parallelize_module(model, mesh, plan)
+        c = given.detach().clone().requires_grad_()
+        with pytest.raises(LayoutError, match=r"would leave a part of its gradient on each rank"):
+            model(x, c)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x, c), alone(x, given))
+        model(x, dt.redistribute(c, mesh, [R], [R])).square().sum().backward()
+        torch.testing.assert_close(c.grad, given.grad)
+
+    simulate(ranks, program)
+
+
+def test_shards_by_hand_of_which_nothing_is_known_pass_beside_shards():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4).double()
+
+        def forward(self, x):
+            return x * self.norm(x) - x.mean(-1, keepdim=True)
+
+    x, alone = _values(2, 7, 4, seed=8).requires_grad_(), Residual()
+    alone(x).square().sum().backward()
+
+    def program():
+        mesh = da.init_device_mesh((3,), ("tp",))
+        model = dt.parallelize_module(copy.deepcopy(alone), mesh, {"norm": dt.SequenceParallel()})
+        mine = dt.redistribute(x.detach(), mesh, [R], [S(1)]).clone().requires_grad_()
+        model(mine).square().sum().backward()
+        torch.testing.assert_close(mine.grad, x.grad.tensor_split([3, 6], 1)[mesh.rank])
+
+    simulate(3, program)
