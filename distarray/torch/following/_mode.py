@@ -59,6 +59,7 @@ from distarray.torch.following._operands import (
 from distarray.torch.following._random import draw, draws
 from distarray.torch.following._rules import (
     LOSSES,
+    RESHAPING,
     Call,
     Case,
     Follows,
@@ -202,6 +203,8 @@ class Following(Pausing):
                 worked = worked or _describe_lost(call)
                 if worked is not None:
                     raise _refusal(*worked, where="") from error  # perhaps on this rank alone
+                if (told := _describe_sizes(call)) is not None:
+                    raise LayoutError(f"{told}: {error}") from error
                 result = _of_one_item(call)
                 if result is None:
                     raise
@@ -534,6 +537,19 @@ def _describe_lost(call: Call) -> tuple[str, Lost] | None:
     losts = (one.lost for one in call.operands if one.lost is not None)
     lost = next((one for one in losts if one.function and is_sharded(one.layout)), None)
     return None if lost is None else _computed_from(lost, call.name)
+
+
+def _describe_sizes(call: Call) -> str | None:
+    """Return what is wrong with the sizes that a view of a shard, which failed, was to have."""
+    one = next(iter(call.operands), None)
+    if one is None or one.placed is None or not one.is_cut or call.rule.name not in RESHAPING:
+        return None
+    return (
+        f"{call.name} of a tensor placed as {one.placed.layout}, of which this rank has a shard of "
+        f"shape {tuple(one.x.shape)}, takes sizes of that: not the number of all heads, which a "
+        "rank has some of, but -1 in its place and what is the same on every rank, the size of a "
+        "head, as in y.unflatten(-1, (-1, size)) or y.view(batch, length, -1, size)"
+    )
 
 
 def _computed_from(lost: Lost, name: str) -> tuple[str, Lost]:

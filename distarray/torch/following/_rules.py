@@ -644,10 +644,10 @@ def _permuted(case: Case) -> Axes | None:
     return {axis: order.index(axis) for axis in case.cut}
 
 
-_RESHAPING = "view reshape flatten unflatten ravel view_as reshape_as"
+RESHAPING = ("view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as")
 _PERMUTING = "transpose swapaxes swapdims permute movedim moveaxis t adjoint unsqueeze"
 _VIEWS: dict[str, Follows] = {
-    **dict.fromkeys(_RESHAPING.split(), _reshaped),
+    **dict.fromkeys(RESHAPING, _reshaped),
     **dict.fromkeys(_PERMUTING.split(), _permuted),
     "squeeze": _squeezed,
     **dict.fromkeys(("one_hot", "embedding", "view_as_real", "view_as_complex"), _leading),

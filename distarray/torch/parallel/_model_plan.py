@@ -205,7 +205,7 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
         cut = _cut_experts if kind is ExpertsParallel else _cut_heads
         found = cut(modules, name, cuts.get(name, {}), chosen)
         specs[name] = kind, told | {"cuts": found}
-    specs |= dict(_tied(modules, specs))
+    specs |= dict(_tied(modules, specs)) | dict(_of_heads(modules, specs))
     for name, module in modules.items():
         if next(module.parameters(recurse=False), None) is not None:
             specs.setdefault(name, _WHOLE)
@@ -362,6 +362,23 @@ def _tied(modules: Mapping[str, Any], specs: Mapping[str, Spec]) -> Iterator[tup
             yield name, (RowwiseParallel, {"own_forward": True})
         else:
             yield name, (ColwiseParallel, {"output_layouts": _R})
+
+
+def _of_heads(modules: Mapping[str, Any], specs: Mapping[str, Spec]) -> Iterator[tuple[str, Spec]]:
+    """Yield the styles of norms in attentions whose weights have a row for each head, as q's."""
+    for name, module in modules.items():
+        parent = name.rpartition(".")[0]
+        beside = {k: v for k, v in specs.items() if k.rpartition(".")[0] == parent}
+        sizes = {_features(modules[k], v) for k, v in beside.items() if "unit" in v[1]}
+        if name in specs or parent not in modules or not sizes - {None}:
+            continue
+        cuts = {
+            key: {"axis": 0, "unit": _unit(modules, parent, specs, f"{name}.{key}", len(p))}
+            for key, p in module.named_parameters(recurse=False)
+            if p.ndim == 2 and p.shape[0] > 1 and p.numel() in sizes
+        }
+        if cuts:
+            yield name, (WholeParallel, {"cuts": cuts})
 
 
 def _by_patterns(modules: Mapping[str, Any], specs: Mapping[str, Spec]) -> dict[str, Spec]:

@@ -575,3 +575,26 @@ def test_what_fails_without_items_is_refused_on_all_ranks(function):
         return "refused"
 
     assert simulate(3, program) == ["refused"] * 3
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 2), ((2, 3, 4, 2),)], ids=["sizes", "a tuple"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_views_with_the_number_of_all_heads_tell_what_to_write_instead(ranks, sizes):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            heads = self.query(x).view(*sizes).transpose(1, 2)
+            return self.out(heads.transpose(1, 2).reshape(x.shape))
+
+    def program():
+        model = Attention().double()
+        plan = {"query": dt.ColwiseParallel(unit=2), "out": dt.RowwiseParallel(unit=2)}
+        dt.parallelize_module(model, da.init_device_mesh((ranks,), ("tp",)), plan)
+        message = r"view of a tensor placed as 2x3x8 \[tp:S\(2\).*y.view\(batch, length, -1, size\)"
+        with pytest.raises(LayoutError, match=message):
+            model(_values(2, 3, 8))
+
+    simulate(ranks, program)

@@ -477,6 +477,7 @@ MODELS = {
     "Qwen3Moe": ROUTED,
     "DeepseekV3": ROUTED | LATENT | {"head_dim": 4, "num_key_value_heads": 4},
     "Llama4": ROUTED,  # a rank has none of 2 keys: its features become complex numbers
+    "Cohere": {"use_qk_norm": True},  # norms whose weights have a row for each head
     "MiMoV2Flash": ROUTED | {"v_head_dim": 5},  # with sinks
 }
 
