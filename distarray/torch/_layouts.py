@@ -346,16 +346,22 @@ cut_over: TensorMap[Layout | Lost] = TensorMap()
 of that others cut."""
 
 
+def cuts_of(x: torch.Tensor) -> Layout | Lost | None:
+    """Return how other meshes cut a tensor, unless it has been resized since."""
+    found = cut_over.get(x)
+    is_other = isinstance(found, Layout) and tuple(x.shape) != found.local_shape()
+    return None if is_other else found
+
+
 def cut_beside(x: torch.Tensor, lines: frozenset[Line]) -> Layout | Lost | None:
     """Return how a tensor is cut along other lines of ranks than these; None where it is not."""
-    found: Any = cut_over.get(x) or known_of(x)
+    found: Any = cuts_of(x) or known_of(x)
     if isinstance(found, Lost):
         cuts = cuts_along_others(found.layout, lines)
         return None if cuts is None else Lost(cuts)
     if type(found) is Placed:
         found = None if found.parts else found.layout
-    is_own = isinstance(found, Layout) and tuple(x.shape) == found.local_shape()
-    return cuts_along_others(found, lines) if is_own else None
+    return cuts_along_others(found, lines) if isinstance(found, Layout) else None
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from distarray.torch._layouts import (
     Lost,
     Placed,
     TensorMap,
-    cut_over,
+    cuts_of,
     derived_over,
     is_sharded,
     known_of,
@@ -67,7 +67,7 @@ class Operand(NamedTuple):
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
         """Return a tensor with what is known of it now."""
-        known, more = known_of(x), (derived_over.get(x) or (), cut_over.get(x))
+        known, more = known_of(x), (derived_over.get(x) or (), cuts_of(x))
         if isinstance(known, Placed):
             return cls(x, known, None, None, *more)
         if isinstance(known, Derived):

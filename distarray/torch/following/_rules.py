@@ -232,7 +232,7 @@ _ALONG: dict[tuple[int, int | tuple[int, int] | None], str] = {
     "fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn",
     (4, -1): "gumbel_softmax",
     (99, _ALL): "aminmax gradient",
-    (99, 0): "vsplit flipud msort vstack row_stack segment_reduce pad_sequence",
+    (99, 0): "__reversed__ vsplit flipud msort vstack row_stack segment_reduce pad_sequence",
     (99, 1): "hsplit fliplr hstack column_stack local_response_norm",
     (99, 2): "dsplit dstack",
     (99, -1): "pairwise_distance multinomial vecdot linalg_cross trapezoid trapz "
@@ -298,7 +298,7 @@ def _along(position: int, default: int | tuple[int, int] | None) -> Works:
         name = call.rule.name
         if name in ("max", "min") and isinstance(along, torch.Tensor):
             return frozenset()  # of two tensors, item by item
-        if name == "flip" and isinstance(along, int):
+        if name in ("flip", "count_nonzero") and isinstance(along, int):
             along = [axis for axis in call.args[position:] if isinstance(axis, int)] or along
         if name in ("tensor_split", "split") and along is _ALL:
             along = 0

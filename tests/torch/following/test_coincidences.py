@@ -158,6 +158,8 @@ def _bags(places):
 
 
 FOLLOWED = {
+    "reversed": (lambda c: reversed(c(_items(4, 3), S(0))), REFUSED),
+    "counted along several axes": (lambda c: c(_items(4, 3), S(0)).count_nonzero(1, 0), REFUSED),
     "divided by a number": (lambda c: c(_items(3, 8), S(1)).unflatten(-1, (2, -1)), REFUSED),
     "divided by a length": (lambda c: c(_items(3, 8), S(1)).view(3, -1, 2), None),
     "divided elsewhere": (lambda c: c(_items(4, 8), S(1)).unflatten(0, (2, -1)), "2x2x8 [tp:S(2)]"),

@@ -207,3 +207,17 @@ def test_a_mean_over_each_ranks_part_of_a_batch_is_declared():
             torch.testing.assert_close(gradient, block.get_parameter(name).grad)
 
     simulate(4, program)
+
+
+def test_a_tensor_that_is_resized_forgets_the_cuts_of_other_meshes():
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        x = dt.distribute_tensor(values(8, WIDTH), mesh["dp"], [S(0)])
+        y = dt.redistribute(x, mesh["tp"], [R], [S(1)])
+        with dt.check_layouts():
+            z = torch.tanh(y)
+        z.resize_(12)
+        with dt.check_layouts():
+            assert (z + 1).softmax(0).shape == (12,)
+
+    simulate(4, program)
