@@ -83,7 +83,7 @@ def _check_unknown(call: Call) -> None:
     are not those of a module under way are left to who calls torch's functions by hand.
     """
     cuts = [one for one in call.operands if one.placed is not None and one.is_cut]
-    asking = (one for one in call.operands if one.x.requires_grad and not one.lost)
+    asking = (one for one in call.operands if one.x.requires_grad)
     rest = [one for one in asking if not isinstance(one.x, torch.nn.Parameter)]
     if not cuts or len(call.operands) < 2 or call.is_of_weights:
         return
@@ -96,19 +96,30 @@ def _check_unknown(call: Call) -> None:
                 continue
             there = labels.index(own[p.axis]) if own[p.axis] in labels else None
             is_shard = there is not None and other.x.shape[there] == one.x.shape[p.axis]
-            if not is_shard and any(map(_is_unknown, graph_leaves(other.x))):
+            if is_shard or (other.lost is not None and line not in _replicated(other.lost.layout)):
+                continue
+            if other.lost or any(_is_unknown(leaf, line) for leaf in graph_leaves(other.x)):
                 raise LayoutError(
                     f"{call.name} beside a tensor placed as {layout} would leave a part of its "
                     f"gradient on each rank, of a tensor of shape {tuple(other.x.shape)} of which "
-                    "nothing is known. Say that all ranks have it, and the parts are added up: "
-                    "x = dt.redistribute(x, mesh, [da.Replicate()], [da.Replicate()]) before; or "
-                    "take x.detach()"
+                    f"nothing is known along {line}. Say that all of them have it, and the parts "
+                    "are added up: x = dt.redistribute(x, mesh, [da.Replicate()], "
+                    "[da.Replicate()]) before, over a mesh that has these; or take x.detach()"
                 )
 
 
-def _is_unknown(leaf: torch.Tensor) -> bool:
-    """Tell whether nothing is known of a leaf, nor adds up what ranks have of its gradient."""
-    return not (is_known(leaf) or leaf in whole_over or leaf in awaited)
+def _is_unknown(leaf: torch.Tensor, line: Line) -> bool:
+    """Tell whether nothing is known of a leaf along a line, and nobody adds up its gradient."""
+    one = Operand.of(leaf)
+    is_own = isinstance(leaf, torch.nn.Parameter) and is_known(leaf)
+    known = is_own or one.lost is not None or line in _lines_told(one)
+    return not (known or leaf in whole_over or leaf in awaited)
+
+
+def _replicated(layout: Layout) -> set[Line]:
+    """Return the lines of ranks along which a layout replicates."""
+    lines, replicated = lines_of(layout)
+    return {lines[i] for i in replicated}
 
 
 def _lines_told(one: Operand) -> frozenset[Line]:

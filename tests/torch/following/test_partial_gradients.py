@@ -828,3 +828,33 @@ def test_shards_by_hand_of_which_nothing_is_known_pass_beside_shards():
         torch.testing.assert_close(mine.grad, x.grad.tensor_split([3, 6], 1)[mesh.rank])
 
     simulate(3, program)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_known_over_another_mesh_alone_has_no_parts_of_its_gradient_either(whole):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = (nn.Linear(*sizes).double() for sizes in ((6, 8), (8, 6)))
+
+        def forward(self, x, c):
+            return self.down(self.up(x) * c)
+
+    x, alone, given = _values(4, 6, seed=8), Gated(), _values(4, 1, seed=9).requires_grad_()
+    alone(x, given).square().sum().backward()
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        plan = {"up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()}
+        model = dt.parallelize_module(copy.deepcopy(alone), mesh["tp"], plan)
+        over = (mesh, [S(0), R]) if whole else (mesh["dp"], [S(0)])
+        own, c = (dt.distribute_tensor(v.detach(), *over) for v in (x, given))
+        c.requires_grad_()
+        if not whole:
+            with pytest.raises(LayoutError, match=r"would leave a part of its gradient"):
+                model(own, c)
+            return
+        model(own, c).square().sum().backward()
+        torch.testing.assert_close(c.grad, given.grad.chunk(2)[mesh["dp"].coordinate[0]])
+
+    simulate(4, program)
