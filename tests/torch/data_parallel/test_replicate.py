@@ -419,3 +419,32 @@ def test_gradients_of_what_parameters_are_computed_from_are_averaged():
         check_gradients(mine, wanted)
 
     on_ranks(2, program)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["rows of a rank", "all rows"])
+@pytest.mark.parametrize("how", [dt.replicate, dt.fully_shard])
+def test_a_contrastive_loss_of_the_gathered_batch_is_averaged_as_declared(how, whole):
+    model, x = mlp(), values(12, 5)
+
+    def loss(first, second, rows):
+        scores = nn.functional.normalize(first, dim=-1) @ nn.functional.normalize(second, dim=-1).T
+        return nn.functional.cross_entropy(scores / 0.3, rows)
+
+    loss(model(x), model(x.flip(1)), torch.arange(12)).backward()
+    wanted = gradients(model)
+    model.zero_grad()
+
+    def program(mesh):
+        mine = how(copy.deepcopy(model), mesh)
+        apart = [da.Shard(0)], [da.Replicate()]
+        first, second = mine(shard(x, mesh)), mine(shard(x.flip(1), mesh))
+        second = dt.redistribute(second, mesh, *apart, grad_placements=[da.Partial()])
+        if whole:
+            first = dt.redistribute(first, mesh, *apart, grad_placements=[da.Partial()])
+        rows = torch.arange(12)
+        loss(first, second, rows if whole else shard(rows, mesh)).backward()
+        for name, p in mine.named_parameters():
+            gradient = p.grad if how is dt.replicate else dt.full_tensor(p.grad)
+            same(gradient, wanted[name], wanted.values())
+
+    on_ranks(3, program)
