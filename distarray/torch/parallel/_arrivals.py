@@ -84,6 +84,7 @@ def check_lost(
                 "each rank's alone is meant, say how it is placed: "
                 "dt.redistribute(x, mesh, [da.Shard(-1)], [da.Shard(-1)]); of a mean over this "
                 "rank's part of a batch dt.redistribute(x, mesh, avg, avg), avg=[da.Partial('avg')]"
+                "; where a batch of each rank's own is meant, call the model with a plain x.clone()"
             )
 
 

@@ -60,10 +60,7 @@ def keep_cuts_of(module: nn.Module, cuts: Cuts, output: Any) -> Any:
 
 
 def _axes_across(module: Any, ndim: int) -> frozenset[int] | None:
-    """Return the axes along which a module works; None where that is not known.
-
-    Batch normalization is over this rank's part of a batch.
-    """
+    """Return the axes along which a module works; None where that is not known."""
     every = frozenset(range(ndim))
     if isinstance(module, nn.Embedding | nn.Dropout):
         return frozenset()
@@ -75,6 +72,9 @@ def _axes_across(module: Any, ndim: int) -> frozenset[int] | None:
         first = ndim - len(module.kernel_size)
         windows = {first + i for i, length in enumerate(module.kernel_size) if length > 1}
         return frozenset(windows | {first - 1})
+    if isinstance(module, _BATCH_NORMS):
+        is_own = module.training or module.running_mean is None
+        return every - {1} if is_own else frozenset()
     if isinstance(module, _NORMS):
         return every - {0}
     return None
@@ -84,7 +84,5 @@ _CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
-_NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

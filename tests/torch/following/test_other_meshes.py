@@ -141,6 +141,13 @@ OTHER_MODULES = {  # inputs, how another mesh cuts them, styles, and what works 
         {"0": dt.ColwiseParallel()},
         "Conv2d",
     ),
+    "batch normalization": (
+        lambda: nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)),
+        values(8, WIDTH),
+        0,
+        {"0": dt.ColwiseParallel(), "1": dt.ColwiseParallel()},
+        "BatchNorm1d",
+    ),
     "attention": (
         _Words,
         torch.arange(20).reshape(5, 4) % 9,
@@ -219,5 +226,21 @@ def test_a_tensor_that_is_resized_forgets_the_cuts_of_other_meshes():
         z.resize_(12)
         with dt.check_layouts():
             assert (z + 1).softmax(0).shape == (12,)
+
+    simulate(4, program)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_plain_batch_is_a_ranks_own_and_statistics_that_run_need_no_other(training):
+    module = filled(nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)).double())
+    plan = {"0": dt.ColwiseParallel(), "1": dt.ColwiseParallel(output_layouts=R)}
+    x = values(8, WIDTH)
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        model = dt.parallelize_module(copy.deepcopy(module), mesh["tp"], plan).train(training)
+        mine = dt.distribute_tensor(x, mesh["dp"], [S(0)])
+        expected = copy.deepcopy(module).train(training)(mine.clone())
+        torch.testing.assert_close(model(mine.clone() if training else mine), expected)
 
     simulate(4, program)
