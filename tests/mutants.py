@@ -1807,6 +1807,20 @@ MUTANTS = (
         ("torch/following/test_partial_gradients.py",),
     ),
     Mutant(
+        "a styled module forgets how other meshes cut its input",
+        "torch/parallel/_other_cuts.py",
+        "        keep_cuts(x, y, layout)",
+        "        pass",
+        ("torch/following/test_other_meshes.py",),
+    ),
+    Mutant(
+        "an unknown tensor keeps a part of its gradient beside a shard",
+        "torch/following/_gradients.py",
+        "    _check_unknown(call)\n    moved",
+        "    moved",
+        ("torch/following/test_partial_gradients.py",),
+    ),
+    Mutant(
         "gradients of shards are not averaged among replicas",
         "torch/fsdp/_gradients.py",
         "return redistribute_local(own, src, dst, purpose=purpose, background=behind)",
