@@ -85,7 +85,7 @@ def check_number(name: str, key: str, value: Any) -> Any:
     if isinstance(value, Number):
         return value
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biufc":
-        number: Any = value
+        number: Any = plain_buffer(value, f"{name}({key}=)")
         if not number.ndim:
             return number[()]
     raise ArgumentTypeError(f"{name}({key}={describe(value)}): must be a number")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core._arguments import check_flag, check_travels, describe, join_arrays
+from distarray.core._arguments import check_flag, check_travels, describe, join_arrays, plain_buffer
 from distarray.core._base import BaseArray, open_traces
 from distarray.core._dtypes import floating, normalize_dtype, refusal, stays_partial
 from distarray.core._op import Call, Op, State, States
@@ -280,6 +280,8 @@ def _read_initial(op: Op, initial: Any, dtype: Any) -> Any:
     """Return `initial` as an item of the result's dtype, as NumPy takes it."""
     if "initial" not in op.accepts:
         raise ArgumentTypeError(f"{op.name}() takes no initial=")
+    if isinstance(initial, np.ndarray):
+        initial = plain_buffer(initial, f"{op.name}(initial=)")
     item = np.empty((), dtype)
     try:
         item[...] = initial

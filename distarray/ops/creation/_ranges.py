@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _memory
-from distarray.core import BaseArray, check_integer, describe, normalize_dtype, with_length
+from distarray.core import (
+    BaseArray,
+    check_integer,
+    describe,
+    normalize_dtype,
+    plain_buffer,
+    with_length,
+)
 from distarray.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from distarray.layout import Placement
 from distarray.layout import box as boxes
@@ -47,6 +54,8 @@ def _item(function: str, name: str, value: Any) -> Any:
         raise ArgumentTypeError(
             f"{function} got {name} with shape {tuple(value.shape)}; it must be one number"
         )
+    if isinstance(value, np.ndarray):
+        value = plain_buffer(value, function)
     return np.asarray(value)[()]
 
 

@@ -23,6 +23,7 @@ from distarray.errors import ArgumentTypeError, DTypeError, MeshError, ShapeErro
 from distarray.layout import Replicate, Shard
 from distarray.ops.creation._asarray import asarray
 from distarray.ops.creation._filled import full
+from distarray.ops.creation._ranges import arange, linspace
 from distarray.ops.elementwise._rounding import where
 from distarray.testing import simulate
 
@@ -278,7 +279,16 @@ def test_arrays_that_mean_more_than_their_values_are_refused(way: str) -> None:
 def test_masked_constant_is_refused() -> None:
     def program() -> None:
         x = distribute_array(np.arange(3.0), src=None)
-        for use in (lambda v: x + v, lambda v: full(3, v), lambda v: x.__setitem__(0, v)):
+        uses: tuple[Callable[[Any], Any], ...] = (
+            lambda v: x + v,
+            lambda v: full(3, v),
+            lambda v: x.__setitem__(0, v),
+            lambda v: np.sum(x, initial=v),
+            lambda v: np.unwrap(x, period=v),
+            lambda v: arange(3, v),
+            lambda v: linspace(0, v, 3),
+        )
+        for use in uses:
             with pytest.raises(ArgumentTypeError, match="MaskedConstant"):
                 use(np.ma.masked)
 
