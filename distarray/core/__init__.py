@@ -82,6 +82,7 @@ from distarray.core.engine._meshes import (
     common_mesh,
     device_of,
     lift,
+    meet,
     replicated_layout,
     several_ranks,
 )

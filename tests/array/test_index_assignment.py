@@ -153,6 +153,39 @@ def test_overlapping_slices_of_one_array_are_read_before_they_are_written() -> N
     on_ranks(program)
 
 
+@pytest.mark.parametrize("source", ["whole", "down", "across"])
+@pytest.mark.parametrize("target", ["whole", "down", "across"])
+def test_value_on_a_sub_mesh_counts_as_replicated_along_the_other_axes(
+    target: str, source: str
+) -> None:
+    before, value = np.zeros((4, 6)), np.arange(1.0, 25.0).reshape(4, 6)
+    mask = value % 3 > 0
+
+    def program() -> None:
+        mesh = init_device_mesh((2, 2), ("down", "across"))
+        layouts = {
+            "whole": (mesh, [Shard(0), Shard(1)]),
+            "down": (mesh["down"], [Shard(0)]),
+            "across": (mesh["across"], [Shard(1)]),
+        }
+        x, expected = distribute_array(before, *layouts[target]), before.copy()
+        y, where = (distribute_array(one, *layouts[source]) for one in (value, mask))
+        x[1:] = y[:-1]
+        expected[1:] = value[:-1]
+        agrees(x, expected)
+        x[:, 2] = y[:, 0]
+        expected[:, 2] = value[:, 0]
+        agrees(x, expected)
+        x[where] = 0
+        expected[mask] = 0
+        agrees(x, expected)
+        x[where] += y[where]
+        expected[mask] += value[mask]
+        agrees(x, expected)
+
+    on_ranks(program)
+
+
 def test_value_comes_from_another_mesh() -> None:
     def program() -> None:
         whole = np.arange(12.0).reshape(4, 3)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distarray.comm import _backend, _memory
-from distarray.core.engine._meshes import device_of
+from distarray.core.engine._meshes import device_of, meet
 from distarray.core.engine._policy import permit
 from distarray.layout import Layout
 from distarray.layout import box as boxes
@@ -24,6 +24,8 @@ def move(name: str, block: Buffer, src: Layout, dst: Layout) -> Buffer:
     ImplicitCommunicationError
         If data would travel and the `communication` policy refuses it.
     """
+    if src.mesh is not dst.mesh:
+        src, dst = meet(src, dst)
     if src is dst:
         return block
     permit(name, src, dst, block.dtype)

@@ -31,9 +31,9 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
             break
     else:
         return first
-    for mesh in itertools.chain.from_iterable(map(_ancestors, meshes)):
-        if all(mesh.axes_of(other) is not None for other in meshes):
-            return mesh
+    found = _shared_parent(meshes)
+    if found is not None:
+        return found
     devices = list(dict.fromkeys(mesh.device for mesh in meshes))
     if len(devices) > 1:
         raise DeviceError(
@@ -47,6 +47,18 @@ def common_mesh(name: str, meshes: Sequence[Any]) -> Any:
     )
 
 
+def meet(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
+    """Return layouts that values move between, on the mesh of which theirs are sub-meshes, if any.
+
+    Each process has sub-meshes of its own: between those, not all would ask for the same move.
+    """
+    meshes: Any = src.mesh, dst.mesh
+    if all(mesh.parent is None for mesh in meshes):
+        return src, dst
+    mesh = _shared_parent(meshes)
+    return (src, dst) if mesh is None else (lift(src, mesh), lift(dst, mesh))
+
+
 def several_ranks(mesh: Any, axes: Sequence[int]) -> Communicator | None:
     """Return the communicator of this process along mesh axes; None where it is alone there."""
     found: Communicator | None = mesh.communicator(tuple(axes)) if axes else None
@@ -58,6 +70,13 @@ def device_of(layout: Layout) -> str:
     mesh: Any = layout.mesh
     device: str = mesh.device
     return device
+
+
+def _shared_parent(meshes: Sequence[Any]) -> Any:
+    for mesh in itertools.chain.from_iterable(map(_ancestors, meshes)):
+        if all(mesh.axes_of(other) is not None for other in meshes):
+            return mesh
+    return None
 
 
 def _ancestors(mesh: Any) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from distarray.core import (
     Step,
     empty_block,
     match_device,
+    meet,
     move,
     run,
     several_ranks,
@@ -285,7 +286,8 @@ def _check_mesh(x: Any, value: Any) -> None:
     """Refuse a value on processes that cannot know how many items a mask of `x` selects."""
     if not isinstance(value, BaseArray) or value._layout.mesh is x._layout.mesh:
         return
-    if not set(value._layout.mesh.flat_ranks) <= set(x._layout.mesh.flat_ranks):
+    there, here = (layout.mesh.flat_ranks for layout in meet(value._layout, x._layout))
+    if not set(there) <= set(here):
         raise MeshError(
             f"a value on {value._layout.mesh} is to be written by a mask into an array on "
             f"{x._layout.mesh}: processes outside of this cannot know how many items the mask "
