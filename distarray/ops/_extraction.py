@@ -15,6 +15,7 @@ from distarray.core import (
     check_fits,
     check_out,
     check_target,
+    common_mesh,
     describe,
     move,
     plain_buffer,
@@ -328,6 +329,7 @@ def _values_for(name: str, x: Any, values: Any) -> Any:
         return read_value(x, plain_buffer(values, name, dtype=x.dtype)).reshape(-1)
     check_device(name, x, values)
     check_kinds(x, values)
+    common_mesh(name, (x._layout.mesh, values._layout.mesh))  # others would find no values
     values = ravel(values)
     if values.nbytes > FEW_BYTES:
         return values

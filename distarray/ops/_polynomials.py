@@ -297,8 +297,9 @@ def polyval(p: Any, x: Any, /) -> Any:
     >>> print(da.polyval([1, 0, -1], da.arange(4)))
     [-1  0  3  8]
     """
-    distributed = next((one for one in (x, p) if isinstance(one, BaseArray)), x)
-    mesh = check_distributed("polyval", distributed)._layout.mesh
+    given = [one for one in (x, p) if isinstance(one, BaseArray)] or [x]
+    meshes = [check_distributed("polyval", one)._layout.mesh for one in given]
+    mesh = common_mesh("polyval", meshes)
     coefficients = _read("polyval", p)
     if coefficients.ndim != 1:
         raise ShapeError(f"polyval got coefficients of shape {coefficients.shape}; one axis")

@@ -19,6 +19,7 @@ from distarray.errors import (
     ArgumentTypeError,
     DistArrayError,
     IndexingError,
+    MeshError,
     ReadOnlyError,
     ShapeError,
 )
@@ -186,6 +187,29 @@ def test_results_go_into_out() -> None:
         agrees(out, np.arange(0.0, 10.0, 3))
 
     on_ranks(program)
+
+
+@pytest.mark.parametrize("ranks", [[2], [3, 1]])
+def test_values_on_an_unrelated_mesh_are_refused_alike(ranks: list[int]) -> None:
+    def program() -> list[str]:
+        x = da.arange(6, mesh=da.DeviceMesh([0, 1, 2]))
+        y = da.asarray([7, 8], mesh=da.DeviceMesh(ranks))
+        one, messages = y[:1], []
+        calls: tuple[Callable[[], Any], ...] = (
+            lambda: da.putmask(x, x > 2, y),
+            lambda: da.place(x, x > 2, y),
+            lambda: da.polyval(y, x),
+            lambda: da.repeat(x, one),
+        )
+        for call in calls:
+            with pytest.raises(MeshError, match="different meshes") as caught:
+                call()
+            messages.append(str(caught.value))
+        agrees(x, np.arange(6))
+        return messages
+
+    first, *others = on_ranks(program)
+    assert all(messages == first for messages in others)
 
 
 def test_what_does_not_fit_is_refused_alike() -> None:

@@ -511,6 +511,7 @@ def _repeat_by(x: Any, counts: Any, along: int) -> Any:
             f"one for each of the {size} items of axis {along}"
         )
     if counts.size == 1:
+        common_mesh("repeat", (x._layout.mesh, counts._layout.mesh))
         return repeat(x, int(change_shape(counts, ())), axis=along)
     return run(_repeat_each, (x, counts), along)
 
