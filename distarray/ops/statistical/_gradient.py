@@ -53,7 +53,7 @@ def _reach(layout: Layout, axis: int, least: int) -> Reach:
 
 def _spec(_: Op, call: Call) -> Layouts:
     """Keep the layout of the array, and cut coordinates as it is cut along the axis."""
-    (layout, *others), (axis, edge_order) = call.layouts, call.static
+    (layout, *others), (axis, edge_order, _) = call.layouts, call.static
     size = layout.shape[axis]
     if size < edge_order + 1:
         raise ShapeError(
@@ -65,7 +65,7 @@ def _spec(_: Op, call: Call) -> Layouts:
 
 
 def _bind(step: Step) -> Callable[..., Buffer]:
-    axis, edge_order = step.call.static
+    axis, edge_order, _ = step.call.static
     layout = step.output
     reach = _reach(layout, axis, edge_order + 1)
     index = own_block(layout, axis)
@@ -93,11 +93,18 @@ def _bind(step: Step) -> Callable[..., Buffer]:
     return differences
 
 
+def _of_few(_: Op, call: Call) -> Any:
+    """Return the gradient of items of the dtypes: coordinates, or a distance, divide them."""
+    dtype, *others = call.dtypes
+    spacing = np.array([0, 1, 3]).astype(others[0]) if others else call.static[2].type(1)
+    return np.gradient(np.zeros(3, dtype), spacing)
+
+
 _gradient = Op(
     "gradient",
     np.gradient,
     _spec,
-    dtypes=dtypes_of(lambda _, call: np.gradient(np.zeros(2, call.dtypes[0]))),
+    dtypes=dtypes_of(_of_few),
     bind=_bind,
 )
 
@@ -168,7 +175,8 @@ def gradient(x: Any, /, *varargs: Any, axis: Any = None, edge_order: int = 1) ->
     found = []
     for step, along in zip(steps, axes, strict=True):
         coordinates = [step] if getattr(step, "ndim", 0) else []
-        found.append(run(_gradient, [source, *coordinates], (along, edge_order), step))
+        distance = None if coordinates else np.asarray(step).dtype
+        found.append(run(_gradient, [source, *coordinates], (along, edge_order, distance), step))
     return found[0] if len(found) == 1 else tuple(found)
 
 

@@ -140,3 +140,19 @@ def test_a_distributed_number_is_a_distance() -> None:
             agrees(one, wanted)
 
     on_ranks(program)
+
+
+@pytest.mark.host_only  # CuPy holds numbers only
+@pytest.mark.parametrize(
+    "spacing",
+    [np.timedelta64(2, "s"), np.array([0, 1, 3], "M8[D]"), np.array([True, False, True])],
+    ids=lambda one: one.dtype.name,
+)
+def test_distances_that_divide_no_differences_are_refused_alike(spacing: Any) -> None:
+    def program() -> None:
+        x = da.ones(3)  # the last process has none of it
+        coordinates = da.asarray(spacing) if spacing.ndim else spacing
+        with pytest.raises(DTypeError, match="gradient of float64"):
+            da.gradient(x, coordinates)
+
+    on_ranks(program)
