@@ -138,6 +138,9 @@ def _local(*arguments: Any) -> Any:
     *blocks, subscripts = arguments
     # Each product of a pair is in the final dtype: what it sums must not wrap or saturate earlier.
     dtype = np.result_type(*[block.dtype for block in blocks])
+    if not all(block.size for block in blocks):
+        # NumPy 2.4 spoils the heap where it multiplies long doubles and there is none of them.
+        return np.einsum(subscripts, *[np.zeros_like(x, float) for x in blocks]).astype(dtype)
     blocks = [block.astype(dtype, copy=False) for block in blocks]
     pays = len(blocks) > 1 and prod([block.size for block in blocks]) > _PLAIN
     return np.einsum(subscripts, *blocks, optimize=pays)

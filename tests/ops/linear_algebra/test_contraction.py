@@ -453,3 +453,25 @@ def test_bad_operands_raise_on_every_rank_and_send_nothing(call: Any, error: Any
         agrees(x @ whole.T, whole @ whole.T)
 
     on_ranks(program)
+
+
+@pytest.mark.host_only  # CuPy has no long double
+def test_einsum_gives_numpy_no_empty_blocks_of_long_double(monkeypatch: Any) -> None:
+    seen: list[Any] = []
+    plain = np.einsum
+
+    def watch(subscripts: Any, *blocks: Any, **options: Any) -> Any:
+        seen.extend(blocks)
+        return plain(subscripts, *blocks, **options)
+
+    x, y = np.arange(1, 3, dtype=np.longdouble), np.arange(1, 6, dtype=np.float64)
+    expected = np.multiply.outer(x, y)
+    monkeypatch.setattr(np, "einsum", watch)
+
+    def program() -> None:
+        agrees(einsum("i,j", *(distribute_array(one) for one in (x, y))), expected)
+
+    on_ranks(program)
+    blocks = [one for one in seen if isinstance(one, np.ndarray)]
+    assert not all(one.size for one in blocks)
+    assert all(one.size for one in blocks if one.dtype == np.longdouble)
