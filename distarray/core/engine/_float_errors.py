@@ -138,8 +138,12 @@ def call_refusing(mesh: Any, name: str, call: Callable[[], T]) -> T:
 
 
 def text_converts(before: Any, after: Any) -> bool:
-    """Tell whether items of one dtype may fail to become those of another: text, or raw memory."""
-    return before.kind != after.kind and not {before.kind, after.kind}.isdisjoint("USV")
+    """Tell whether items of one dtype may fail to become those of another: text, or raw memory.
+
+    Structures are raw memory as well, and have fields of any dtypes.
+    """
+    kinds = {before.kind, after.kind}
+    return before != after and not kinds.isdisjoint("USV") and (len(kinds) > 1 or "V" in kinds)
 
 
 def may_refuse(before: Any, after: Any) -> bool:

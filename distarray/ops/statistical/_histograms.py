@@ -188,6 +188,8 @@ def _find_edges(
         with ErrorsOfNumPy(name):
             checked = _bins.check_bins(name, bins)
         if not isinstance(checked, int):
+            with ErrorsOfNumPy(name):
+                np.result_type(x.dtype, checked)  # or it would compare objects, where there are any
             return checked, None, checked
         number = checked
         zero: Any = np.zeros((), x.dtype)[()]

@@ -300,3 +300,19 @@ def test_items_that_no_number_comes_from_raise_on_every_rank(dtype):
         return float(distribute_array(np.ones(8), mesh, [Shard(0)], src=None).sum())
 
     assert on_ranks(convert) == [8] * 4  # the ranks are in step
+
+
+def test_raw_memory_that_becomes_no_structure_raises_on_every_rank() -> None:
+    def convert() -> float:
+        mesh = init_device_mesh((4,))
+        raw = distribute_array(np.zeros(2, "V3"), mesh, [Shard(0)], src=None)
+        pairs = distribute_array(np.zeros(2, "i4,f8"), mesh, [Shard(0)], src=None)
+        for call in (
+            lambda: np.copyto(pairs, raw, casting="unsafe"),
+            lambda: pairs.__setitem__(..., raw),
+        ):
+            with pytest.raises((ArgumentError, DTypeError)):
+                call()
+        return float(distribute_array(np.ones(8), mesh, [Shard(0)], src=None).sum())
+
+    assert on_ranks(convert) == [8] * 4  # the ranks are in step

@@ -295,3 +295,14 @@ def test_dates_fall_between_edges() -> None:
         agrees(da.histogram(da.asarray(days, placements=[Replicate()]), edges)[0], [7, 13])
 
     on_ranks(program)
+
+
+@pytest.mark.host_only  # CuPy holds numbers only
+@pytest.mark.parametrize("edges", [np.array([1, 2, 4], "M8[D]"), np.array([1, 2, 4], "m8[s]")])
+def test_edges_that_items_do_not_compare_with_are_refused_alike(edges: Any) -> None:
+    def program() -> None:
+        x = da.ones(3)  # the last process has none of it
+        with pytest.raises(da.errors.DistArrayError, match="histogram"):
+            da.histogram(x, edges)
+
+    on_ranks(program)
