@@ -306,7 +306,7 @@ def polyval(p: Any, x: Any, /) -> Any:
     if not isinstance(x, BaseArray):
         x = asarray(x, mesh=mesh, placements=[Replicate()] * mesh.ndim)
     try:
-        dtype = _horner(coefficients[:1], np.zeros(1, x.dtype)).dtype
+        dtype = _horner(np.zeros_like(coefficients[:2]), np.zeros(1, x.dtype)).dtype
     except TypeError as error:
         raise DTypeError(f"polyval of {coefficients.dtype} at {x.dtype}: {error}") from None
     return run(_polyval, (x,), dtype, coefficients)

@@ -9,7 +9,7 @@ import pytest
 
 import distarray as da
 from distarray import Replicate, Shard
-from distarray.errors import ArgumentError, ShapeError
+from distarray.errors import ArgumentError, DTypeError, ShapeError
 from distarray.ops import _polynomials
 from distarray.testing import simulate
 from tests.array.strategies import agrees
@@ -108,3 +108,15 @@ def test_many_points_are_fitted_where_they_are(
             da.polyfit(x, z[1:], 1)
 
     simulate(3, program)
+
+
+def test_coefficients_that_items_do_not_multiply_are_refused() -> None:
+    def program() -> None:
+        dates = np.array([1, 2], "M8[D]")
+        with pytest.raises(DTypeError, match="polyval of datetime64"):
+            da.polyval(dates, da.arange(3))
+        for coefficients in (np.array([np.inf, 1.0]), np.array([2.5])):
+            with np.errstate(all="raise"):
+                agrees(da.polyval(coefficients, da.ones(3)), np.polyval(coefficients, np.ones(3)))
+
+    simulate(2, program)
