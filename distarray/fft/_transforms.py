@@ -171,7 +171,7 @@ beyond `n` do not travel. A line for which no other axis can be cut takes three 
 (Bailey's six steps, 1990), and no more memory. Where `n` has no two factors that the processes can
 share, as primes have not, it is a convolution (Bluestein's chirp, 1970) in six passes, with real
 items or a real result in nine: a pass takes two exchanges of half a block and three of a third,
-and no more memory either, but for about 10 MiB. Lines of less than 240 KiB in each process take
+and no more memory either, but for about 10 MiB. Lines of less than 768 KiB in each process take
 fewer passes, for up to three and a half blocks beside both. Else at most three blocks are there at
 a time, each as large as any process has at any step: where lengths do not divide that is up to some
 percent more than the result's, and memory is rounded up by 1/32. None can be spared: `x` stays,
