@@ -191,7 +191,7 @@ def test_layout_is_drawn(capsys):
         (["plan", "8x8", "4", "S0", "Q"], "is no placement"),
         (["plan", "8x8", "4", "S0", "S5"], "Shard(axis=5)"),
         (["plan", "8x8", "4", "S0", "S1", "--dtype", "nonsense"], "is not a data type"),
-        (["plan", "8x8", "4", "S0,R", "S1"], "2 placements"),
+        (["plan", "8x8", "4", "S0,R", "S1"], "takes 1, one for each mesh axis, not 2"),
         (["plan", "8x8", "4", "S0", "S1", "--max-bytes", "0"], "max_bytes=0"),
         (["plan", "8x8", "4", "S0", "S1", "--ranks-per-node", "0"], "--ranks-per-node=0"),
         (["nonsense"], "invalid choice"),

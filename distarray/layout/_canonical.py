@@ -296,8 +296,8 @@ def _read_placements(
             )
     if len(placed) != mesh.ndim:
         raise PlacementError(
-            f"placements {placed} on the mesh {mesh}: {len(placed)} for {mesh.ndim} mesh axes, of "
-            f"which each needs one, {_EXAMPLE}"
+            f"placements {placed} on the mesh {mesh}: it takes {mesh.ndim}, one for each mesh "
+            f"axis, not {len(placed)}; {_EXAMPLE}"
         )
     resolved = tuple([_resolve_axis(placement, ndim) for placement in placed])
     _check_reductions(resolved)

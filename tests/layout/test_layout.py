@@ -194,7 +194,11 @@ def test_pending_reductions_that_do_not_commute_raise() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: Layout(MESH, (R,), (4,)), PlacementError, r"1 for 2 mesh axes"),
+        (
+            lambda: Layout(MESH, (R,), (4,)),
+            PlacementError,
+            r"it takes 2, one for each mesh axis, not 1",
+        ),
         (lambda: Layout(MESH, (R, None), (4,)), ArgumentTypeError, "placement None"),  # type: ignore[arg-type]
         (lambda: Layout(MESH, (R, "R"), (4,)), ArgumentTypeError, "placement 'R'"),  # type: ignore[arg-type]
         (lambda: Layout(MESH, "SR", (4,)), ArgumentTypeError, "one placement per mesh axis"),  # type: ignore[arg-type]
