@@ -23,6 +23,7 @@ from distarray.core import (
     device_of,
     empty_block,
     is_stored,
+    meet,
     normalize_shape,
     plain_buffer,
     plain_source,
@@ -354,11 +355,12 @@ def redistribute(
         return _to_another_device(array, dst, async_op, max_bytes)
     block = convert_averaged(array._local, dst)
     if async_op:
-        return PendingArray(array, redistribute_async(block, src, dst, max_bytes=max_bytes), dst)
+        handle = redistribute_async(block, *meet(src, dst), max_bytes=max_bytes)
+        return PendingArray(array, handle, dst)
     # The block itself, where nothing changes, would let in-place operations on the result change
     # this array.
     block, near = reduced_source(array, block, src, dst)
-    result = redistribute_local(block, near, dst, max_bytes=max_bytes)
+    result = redistribute_local(block, *meet(near, dst), max_bytes=max_bytes)
     return array._new_apart(copy_block(result) if result is block else result, dst)
 
 

@@ -97,6 +97,35 @@ def test_redistribute_keeps_values_between_any_placements_and_meshes(data: st.Da
     on_ranks(program)
 
 
+@pytest.mark.parametrize("source", ["whole", "down", "across"])
+@pytest.mark.parametrize("target", ["whole", "down", "across"])
+def test_sub_meshes_count_as_replicated_along_the_other_axes(target: str, source: str) -> None:
+    value = np.arange(24.0).reshape(4, 6)
+
+    def program() -> None:
+        mesh = init_device_mesh((2, 2), ("down", "across"))
+        layouts = {
+            "whole": (mesh, [Shard(0), Shard(1)]),
+            "down": (mesh["down"], [Shard(0)]),
+            "across": (mesh["across"], [Shard(1)]),
+        }
+        own, placements = layouts[target]
+        x = distribute_array(value, *layouts[source])
+        parts = [Partial("sum")] * x.mesh.ndim
+        summed = x.redistribute(parts)
+        for y in (
+            x.redistribute(placements, mesh=own),
+            x.redistribute(placements, mesh=own, async_op=True).wait(),
+            da.asarray(x, mesh=own, placements=placements),
+            summed.redistribute(placements, mesh=own),
+        ):
+            assert y.mesh is own
+            assert y.placements == tuple(placements)
+            agrees(y, value)
+
+    on_ranks(program)
+
+
 def test_result_of_redistribute_shares_no_memory_with_replicas() -> None:
     def program() -> None:
         x = distribute_array(np.zeros(8), init_device_mesh((4,)), [R])

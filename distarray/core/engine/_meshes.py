@@ -53,7 +53,7 @@ def meet(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
     Each process has sub-meshes of its own: between those, not all would ask for the same move.
     """
     meshes: Any = src.mesh, dst.mesh
-    if all(mesh.parent is None for mesh in meshes):
+    if src.mesh is dst.mesh or all(mesh.parent is None for mesh in meshes):
         return src, dst
     mesh = _shared_parent(meshes)
     return (src, dst) if mesh is None else (lift(src, mesh), lift(dst, mesh))

@@ -19,8 +19,8 @@ from distarray.core import (
     documented,
     is_stored,
     join_arrays,
+    move,
     normalize_dtype,
-    permit,
     plain_source,
     read_box,
     with_length,
@@ -28,7 +28,6 @@ from distarray.core import (
 from distarray.errors import ArgumentError, ArgumentTypeError
 from distarray.layout import Layout, Placement
 from distarray.ops.creation._filled import build, target_layout
-from distarray.redistribute import redistribute_local
 from distarray.typing import Box, Buffer
 
 
@@ -326,12 +325,9 @@ def _convert(
 
 
 def _move(block: Buffer, layout: Layout, target: Layout) -> Buffer:
-    if layout is target:
-        return block
-    permit("asarray", layout, target, block.dtype)
     here: Any = layout.mesh
     mesh: Any = target.mesh
     if here.device != mesh.device:
         near = target.replace(mesh=mesh.on(here.device))
-        return _backend.asarray(redistribute_local(block, layout, near), mesh.device)
-    return redistribute_local(block, layout, target)
+        return _backend.asarray(move("asarray", block, layout, near), mesh.device)
+    return move("asarray", block, layout, target)
