@@ -376,6 +376,19 @@ def test_rows_of_any_number_of_blocks_are_found(count, width, monkeypatch):
         np.testing.assert_array_equal(parcels.order, (number - blocks.offsets[owner])[place])
 
 
+@pytest.mark.parametrize("lengths", [[5, 3], [5, 3, 0], [0, 8, 0, 0], [1] * 8 + [0] * 12])
+def test_kernel_reads_the_last_row_for_numbers_of_none(lengths, monkeypatch):
+    monkeypatch.setattr(grouping, "run_faster", either_way.by_kernel)
+    monkeypatch.setattr(grouping, "_KERNEL_BYTES", 0)
+    monkeypatch.setattr(grouping, "_FEW_ROWS", 0)
+    blocks, rows = Blocks([0, *np.cumsum(lengths)]), np.arange(8.0)
+    # Not one after another: the row before an empty block is none of ours.
+    views = [one.copy() for one in np.split(rows, blocks.offsets[1:-1])]
+    number, out = np.array([0, 8, 99, -1, 7]), np.empty(5)
+    grouping.take_rows_of_all(views, blocks, number, out, 0)
+    np.testing.assert_array_equal(out, [0, 7, 7, 7, 7])
+
+
 def test_long_rows_of_several_blocks_are_those_of_numpy(way):
     whole = np.random.default_rng(0).random((9, 3000))
     number = np.random.default_rng(1).integers(0, 9, 40)

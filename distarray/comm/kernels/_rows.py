@@ -210,6 +210,9 @@ def _find_rows(
     to, given = _words(table), _words(numbers)
     last = types.uint64(_load_word(starts + 8 * count) - 1)
     found = 0
+    # Numbers of no row are of the last block found, which has to have the last row.
+    while count > 1 and _load_word(starts + 8 * (count - 1)) > types.int64(last):
+        count -= 1
     _find_blocks(table, numbers, n, starts, count)
     for k in range(n):
         found += to[k] == own
