@@ -102,9 +102,10 @@ def _check_unknown(call: Call) -> None:
                 raise LayoutError(
                     f"{call.name} beside a tensor placed as {layout} would leave a part of its "
                     f"gradient on each rank, of a tensor of shape {tuple(other.x.shape)} of which "
-                    f"nothing is known along {line}. Say that all of them have it, and the parts "
-                    "are added up: x = dt.redistribute(x, mesh, [da.Replicate()], "
-                    "[da.Replicate()]) before, over a mesh that has these; or take x.detach()"
+                    f"nothing is known among ranks {[*line]}. Say that all of them have it, and "
+                    "the parts are added up: x = dt.redistribute(x, mesh, [da.Replicate()], "
+                    "[da.Replicate()]) before, over a mesh that has these; of a shard say so, by "
+                    "da.Shard(axis) in both; or take x.detach()"
                 )
 
 
