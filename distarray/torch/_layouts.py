@@ -47,11 +47,13 @@ class Lost(NamedTuple):
     """What a tensor comes of, in which it is not known how it is cut: one placed by ``layout``.
 
     A ``function`` worked along cut ``axes`` of that, and saw this rank's shard only; "" if none.
+    ``is_mean`` tells of a number that is a mean or sum of all of that, or of such alone: a loss.
     """
 
     layout: Layout
     function: str = ""
     axes: frozenset[int] = frozenset()
+    is_mean: bool = False
 
     @property
     def hint(self) -> str:
@@ -89,7 +91,8 @@ class TensorMap(Generic[T]):
         return self._found[id(tensor)]
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        return self.get(tensor) is not None
+        reference = self._references.get(id(tensor))
+        return reference is not None and reference() is tensor
 
     def get(self, tensor: torch.Tensor) -> T | None:
         """Return what stands beside a tensor, None if nothing does."""

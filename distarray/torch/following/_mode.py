@@ -80,6 +80,8 @@ _JOINING = (
 )
 _MEETING = frozenset((*PRODUCTS, *LOSSES, *_JOINING))
 """Functions beside those that work item by item, of several tensors that have their axes alike."""
+_MEANS = ("mean", "sum", "nanmean", "nansum", "cross_entropy", "nll_loss", *LOSSES)
+"""Functions whose single numbers, of each rank's items, are averaged or added up as losses are."""
 _TAKING = ("chunk", "split", "tensor_split", "narrow", "glu", "__getitem__")
 
 
@@ -285,8 +287,17 @@ def _place(call: Call, result: Any, worked: Lost | None) -> tuple[str, Lost] | N
             )
             note(x, wrong[1])
         elif losing is not None and (losing.function or not any(weights)):
-            note(x, losing)
+            note(x, losing._replace(is_mean=not x.ndim and _is_mean(call, worked)))
     return wrong
+
+
+def _is_mean(call: Call, worked: Lost | None) -> bool:
+    """Tell whether a number is a mean or sum of a rank's items, or computed from such alone."""
+    known = [one for operand in call.operands for one in (operand.lost, operand.elsewhere)]
+    losts = [one for one in known if isinstance(one, Lost) and one.function]
+    if worked is not None:
+        return call.rule.name in _MEANS and not losts
+    return all(one.is_mean for one in losts) and not any(x.ndim for x in call.tensors)
 
 
 def _place_elsewhere(call: Call, result: Any) -> None:
@@ -527,9 +538,9 @@ def _number_of(call: Call, result: Any) -> tuple[str, Lost] | None:
     if not isinstance(result, torch.Tensor) or result.ndim:
         return None
     lost = lost_of(result)
-    if lost is None or not is_sharded(lost.layout) or not any(one.x.ndim for one in call.operands):
+    if lost is None or lost.is_mean or not is_sharded(lost.layout):
         return None
-    return _computed_from(lost, call.name)
+    return _computed_from(lost, call.name) if any(one.x.ndim for one in call.operands) else None
 
 
 def _describe_lost(call: Call) -> tuple[str, Lost] | None:

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 from distarray.errors import DistArrayError
+from distarray.layout import Layout
 from distarray.torch._compat import function_mode_depth, function_modes, parameters_of
+from distarray.torch._layouts import lines_of, lines_of_mesh, lost_of
 from distarray.torch._modules import check_own, locate, state_of
 from distarray.torch._opaque import disable_compile, pause_modes, resume, skip_compile
 from distarray.torch._routes import count_failure, moving_for
@@ -170,7 +172,7 @@ def _compute(module: nn.Module, wrapping: Wrapping, args: Any, kwargs: Any) -> A
     except BaseException as error:
         count_failure(error)
         raise
-    _check_leaving(output)
+    _check_leaving(module, output)
     return output
 
 
@@ -211,13 +213,24 @@ def _leave(module: nn.Module, wrapping: Wrapping, output: Any) -> Any:
 
 
 @disable_compile
-def _check_leaving(output: Any) -> None:
+def _check_leaving(module: nn.Module, output: Any) -> None:
     """Raise where what leaves is of each rank's alone, and nothing says how it is placed.
 
-    It was computed along an axis that is cut, or of contributions to sums.
+    It was computed along an axis that is cut, or of contributions to sums. A loss of each rank's
+    part of a batch, which another mesh than the styles' cuts, may leave as after forward.
     """
     for x in _tensors(output):
-        check_lost(x, None, "what leaves", "")
+        lost = lost_of(x)
+        if lost is not None and not (lost.is_mean and _is_of_others(module, lost.layout)):
+            check_lost(x, None, "what leaves", "")
+
+
+def _is_of_others(module: nn.Module, layout: Layout) -> bool:
+    """Tell whether a layout cuts along no line of ranks of the styles of a module."""
+    meshes = {mesh for child in module.modules() for _, mesh in state_of(child).styles}
+    lines, replicated = lines_of(layout)
+    cut = {line for i, line in lines.items() if i not in replicated}
+    return all(cut.isdisjoint(lines_of_mesh(mesh)) for mesh in meshes)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

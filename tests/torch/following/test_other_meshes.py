@@ -34,7 +34,9 @@ ALONG_THE_BATCH = {
     "first": lambda y: y - y[:1],
     "indices": lambda y: y[torch.tensor([0, 1])],
     "reshape": lambda y: y * y.reshape(-1).softmax(0).sum(),
-    "a loss": lambda y: y.square().mean(),
+    "a number": lambda y: y.std(),
+    "a loss of pairs": lambda y: functional.cross_entropy(y @ y.T, torch.arange(len(y))),
+    "a variance": lambda y: (y - y.mean()).square().mean(),
     "recomputed": lambda y: checkpoint(lambda z: z.flip(0), y, use_reentrant=False),
     "after others": lambda y: (torch.tanh(y) * torch.ones(WIDTH)).unsqueeze(1).squeeze(1).flip(0),
 }
@@ -88,7 +90,8 @@ def _run(block, x, over):
 @pytest.mark.parametrize("place", ["before", "between", "after"])
 @pytest.mark.parametrize("how", ALONG_THE_BATCH)
 def test_what_works_along_a_batch_that_another_mesh_cuts_is_an_error(how, place, over):
-    if place == "between" and how in ("after others", "a loss"):
+    numbers = ("a number", "a loss of pairs", "a variance")
+    if place == "between" and how in ("after others", *numbers):
         pytest.skip("takes no features that are cut, or leaves none")
     errors = _run(Block(place, ALONG_THE_BATCH[how]), values(ROWS, WIDTH), over)
     assert all("along an axis that is cut" in error for error in errors)
@@ -209,6 +212,39 @@ def test_a_mean_over_each_ranks_part_of_a_batch_is_declared():
         dt.parallelize_module(model, mesh["tp"], plan)
         dt.replicate(model, mesh["dp"])
         model(dt.distribute_tensor(x, mesh["dp"], [S(0)])).backward()
+        for name, parameter in model.named_parameters():
+            gradient = dt.full_tensor(parameter.grad)
+            torch.testing.assert_close(gradient, block.get_parameter(name).grad)
+
+    simulate(4, program)
+
+
+LOSSES = {
+    "a mean": lambda y: y.square().mean(),
+    "of flattened rows": lambda y: functional.cross_entropy(
+        y.unflatten(1, (2, 3)).flatten(0, 1), torch.arange(len(y) * 2) % 3
+    ),
+    "weighted": lambda y: y.abs().mean(-1).sum() / len(y) + 0.1 * (y**2).sum() / y.numel(),
+}
+
+
+@pytest.mark.parametrize("over", ["dp", "both"])
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_loss_of_each_ranks_part_of_a_batch_may_leave(how, over):
+    block, x = Block("after", LOSSES[how]), values(8, WIDTH)
+    parts = [block(part) for part in x.chunk(2)]
+    (sum(parts) / 2).backward()
+
+    def program():
+        mesh = da.init_device_mesh((2, 2), ("dp", "tp"))
+        model = copy.deepcopy(block)
+        model.zero_grad()
+        plan = {"up": dt.ColwiseParallel(), "down": dt.RowwiseParallel()}
+        dt.replicate(dt.parallelize_module(model, mesh["tp"], plan), mesh["dp"])
+        whole = (mesh["dp"], [S(0)]) if over == "dp" else (mesh, [S(0), R])
+        loss = model(dt.distribute_tensor(x, *whole))
+        torch.testing.assert_close(loss, parts[mesh["dp"].coordinate[0]])
+        loss.backward()
         for name, parameter in model.named_parameters():
             gradient = dt.full_tensor(parameter.grad)
             torch.testing.assert_close(gradient, block.get_parameter(name).grad)
