@@ -17,6 +17,7 @@ import distarray as da
 from distarray.checkpoint import _whole_arrays
 from distarray.checkpoint.storage import _files
 from distarray.comm import CommLog
+from distarray.core import parsing
 from distarray.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -272,3 +273,22 @@ def test_a_partial_load_is_refused(tmp_path: Path) -> None:
             da.load(tmp_path / "x.npy", placements=[Partial()])
 
     on_ranks(program)
+
+
+def test_headers_are_parsed_by_one_thread_at_a_time(tmp_path, monkeypatch) -> None:
+    value, parsed = np.arange(12.0).reshape(4, 3), []
+    np.save(tmp_path / "x.npy", value)
+
+    def open_memmap(*args: Any, **kwargs: Any) -> Any:
+        parsed.append(parsing.locked())
+        return plainly(*args, **kwargs)
+
+    plainly = npy.open_memmap
+    monkeypatch.setattr(npy, "open_memmap", open_memmap)
+
+    def program() -> None:
+        assert np.array_equal(host(da.load(tmp_path / "x.npy").full_array()), value)
+
+    on_ranks(program)
+    assert parsed
+    assert all(parsed)

@@ -296,6 +296,16 @@ def count(kind: str) -> Source:
     return Source(count_each, f"void({', '.join(['int64'] * 4)})")
 
 
+@_inline
+def _begin(lengths: int, count: int) -> None:
+    """Write where each of some groups begins in the place of its length."""
+    start = 0
+    for i in range(count):
+        length = _load_word(lengths + 8 * i)
+        _store_word(lengths + 8 * i, start)
+        start += length
+
+
 def group(size: int) -> Source:
     """Return the kernel for owners that are unsigned integers of so many bytes."""
     code = _CODES[f"u{size}"]
@@ -312,11 +322,7 @@ def group(size: int) -> Source:
                 return 0
             place = ends + 8 * types.int64(group)
             _store_word(place, _load_word(place) + 1)
-        start = 0
-        for i in range(groups):
-            length = _load_word(ends + 8 * i)
-            _store_word(ends + 8 * i, start)
-            start += length
+        _begin(ends, groups)
         for i in range(n):
             place = ends + 8 * types.int64(_load(owner + i * size, code))
             at = _load_word(place)
@@ -344,11 +350,7 @@ def divide() -> Source:
             for k in range(m):
                 place = ends + 8 * _load_word(table + 8 * k)
                 _store_word(place, _load_word(place) + 1)
-        start = 0
-        for i in range(count):
-            length = _load_word(ends + 8 * i)
-            _store_word(ends + 8 * i, start)
-            start += length
+        _begin(ends, count)
         for first in range(0, n, piece):
             m = min(piece, n - first)
             _find_blocks(table, numbers + 8 * first, m, starts, count)
